@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +25,7 @@ FLOORS = [
     {"laws"},
     {"formula", "provenance", "orphans", "versions", "cuda_kernels"},
     {"atomic_write"},
-    {"units", "errors"},
+    {"units", "errors", "progress"},
 ]
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 NEVER = [
@@ -42,7 +43,7 @@ def modules() -> list[Path]:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Dotted names below ``memfix`` that a module imports, at the top or inside a function, types excepted."""
+    """Dotted names below ``memfix`` that a module imports at its top, inside a function or for types."""
     package = path.relative_to(PACKAGE.parent).parts[:-1]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.level:
@@ -81,3 +82,27 @@ def test_forms_and_naive_do_not_know_each_other(path: Path) -> None:
         assert not own, "naive is the law: it imports nothing of ours"
     elif not path.name.endswith("contract.py"):
         assert f"{op}.naive" not in own, "only the contract imports naive"
+
+
+def imported_files(path: Path) -> Iterator[Path]:
+    """The files of ``memfix`` that a module imports at its top or for types; imports inside functions do not count."""
+    waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        waiting += ast.iter_child_nodes(node)
+        if isinstance(node, ast.ImportFrom) and node.level:
+            target = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+            for alias in node.names:
+                inside = target / alias.name
+                files = inside.with_suffix(".py"), inside / "__init__.py", target.with_suffix(".py")
+                yield next((file for file in files if file.is_file()), target / "__init__.py")
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    graph = {path: set(imported_files(path)) for path in modules()}
+    compiled = PACKAGE / "meters" / "simulated" / "compiled"
+    # for types only: its patches are given the Compiler that applies them
+    graph[compiled / "inductor.py"].discard(compiled / "compiler.py")
+    graphlib.TopologicalSorter(graph).prepare()  # raises a CycleError that names the files of a circle

@@ -12,7 +12,7 @@ from memfix.incidents.claims import VERDICTS, load_claims
 from memfix.incidents.incident import Incident, load_config
 from memfix.incidents.judging import decimal
 from memfix.incidents.npt_weight_delta.incident import incident as npt
-from memfix.incidents.profile import WORDS, kept_runs, run_columns
+from memfix.incidents.profile import TEXT_COLUMNS, kept_runs, run_columns
 from memfix.incidents.pythia_vocabulary.incident import incident as pythia
 from memfix.incidents.pythia_vocabulary.incident import report_breakdown
 from memfix.incidents.scent_decoder.incident import incident as scent
@@ -77,7 +77,10 @@ def _runs_table(incident: Incident) -> list[str]:
     simulated, real = (kept_runs(incident.runs, RESULTS / f"{place}/{name}.json") for place in ("cpu", "h200"))
     runs = [dataclasses.replace(run, kept=real.get(run_name)) for run_name, run in simulated.items()]
     columns = run_columns(runs, "simulated", parse_bytes(incident.capacity or 0))
-    lines = [f"| {' | '.join(columns)} |", "|" + "".join("---|" if name in WORDS else "--:|" for name in columns)]
+    lines = [
+        f"| {' | '.join(columns)} |",
+        "|" + "".join("---|" if name in TEXT_COLUMNS else "--:|" for name in columns),
+    ]
     lines += [f"| {' | '.join(cells)} |" for cells in zip(*columns.values(), strict=True)]
     return [*lines, "", f"{gpu_of(h200(name), 'torch', 'driver')}."]
 

@@ -16,6 +16,7 @@ from ..meters.simulated.tables import SHIPPED, file_name, read_table
 from ..meters.simulated.workspace import Range, convolving
 from ..meters.simulated.workspace.cudnn import Convolution
 from ..meters.simulated.workspace.memory_formats import CHANNELS_LAST
+from ..progress import Say
 from .observe import measured_call
 
 aten = torch.ops.aten
@@ -40,7 +41,7 @@ def convolutions_of(build: StepBuilder) -> list[Convolution]:
     return [*asked]
 
 
-def workspaces(convolutions: Iterable[Convolution], say: Callable[[str], None]) -> Mapping[str, int]:
+def workspaces(convolutions: Iterable[Convolution], say: Say) -> Mapping[str, int]:
     """The workspace of each convolution, keyed by its spelling."""
     found: dict[str, int] = {}
     for number, convolution in enumerate(convolutions):

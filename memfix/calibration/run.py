@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from ..meters.base import StepBuilder
 from ..meters.simulated.gpus import GPU, GPUS, plain_name
 from ..meters.simulated.tables import Standing, Table
 from ..meters.simulated.workspace.cudnn import Convolution
+from ..progress import Say, silent
 from ..provenance import describe
 from . import probes
 from .convolutions import workspaces
@@ -39,7 +40,7 @@ class Calibration:
 def calibrate(
     chosen: Mapping[str, StepBuilder],
     convolutions: Iterable[Convolution] = (),
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = silent,
 ) -> Calibration:
     """Run the probes, and measure the workspace of the convolutions, on this machine's GPU."""
     import torch

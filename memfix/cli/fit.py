@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..incidents.config import RunConfig
     from ..incidents.incident import Incident
     from ..laws import Phase
+    from ..progress import Say
 
 
 @click.command()
@@ -196,9 +197,7 @@ def _bounds(contract: Contract, case: Case, dim: str, high: int | None) -> dict[
     return {"start": max(low, min(case.dims[dim], top)), "low": low, "high": top, "multiple_of": unit}
 
 
-def _smallest_form(
-    contract: Contract, case: Case, phase: Phase, gpu: str, say: Callable[[str], object]
-) -> tuple[str, str]:
+def _smallest_form(contract: Contract, case: Case, phase: Phase, gpu: str, say: Say) -> tuple[str, str]:
     """Return the form with the smallest peak at ``case``, and a text with all peaks. Reported forms are left out."""
     from ..checks.form_call import StepOf
     from ..checks.inputs import Draw

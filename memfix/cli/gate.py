@@ -12,13 +12,13 @@ import click
 from ..checks.effort import get_effort
 from ..errors import UsageError
 from ..gate.timing.rule import LIMIT_S, MOST_PROCESSES
+from ..progress import Say
 from . import options
 
 if TYPE_CHECKING:
     from ..contract import Contract
     from ..gate.judge import Verdict
 
-Say = Callable[[str], None]
 Paths = tuple[str | None, ...]
 """The paths of the JSON, Markdown, JUnit and SARIF reports."""
 

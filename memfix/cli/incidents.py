@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--quick", is_flag=True, help="Leave out claims that need a simulation of the whole model.")
 @json_option
 def incidents(name: str | None, claim_names: tuple[str, ...], quick: bool, json_path: str | None) -> int:
-    """List the incidents; or judge the claims of the incident NAME: whether each holds, and what is true.
+    """List the incidents, or judge the claims of incident NAME: whether each holds, and what is true.
 
     Exits with 1 if a verdict or value differs from the recorded one: the replay has drifted.
     """
@@ -34,7 +34,7 @@ def incidents(name: str | None, claim_names: tuple[str, ...], quick: bool, json_
     if name is not None:
         return _judge(name, claim_names, quick, json_path)
     if claim_names or quick:
-        raise click.UsageError("--claim and --quick are about the claims of one incident: name it")
+        raise click.UsageError("--claim and --quick choose among the claims of one incident: give its NAME")
     return _list(json_path)
 
 
@@ -98,7 +98,7 @@ def _print(console: Console, judged: Sequence[JudgedClaim], left_out: Sequence[C
         console.print(Text(f"left out by --quick: {_ids(left_out)}", style="yellow"))
     drifted = [one for one in judged if one.drifted]
     if drifted:
-        console.print(Text("the replay has drifted from what is recorded", style="bold red"))
+        console.print(Text("the results differ from the recorded ones: the replay has drifted", style="bold red"))
         for one in drifted:
             said = one.failed or "; ".join(one.drift)
             console.print(Text(f"  {one.claim.id}: {said}"), soft_wrap=True)

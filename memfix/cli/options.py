@@ -17,6 +17,7 @@ from rich.live import Live
 
 from ..checks.effort import PROFILES
 from ..meters import GPU_METERS
+from ..progress import Say
 
 if TYPE_CHECKING:
     from ..checks.finding import Finding
@@ -220,7 +221,7 @@ def report_console(*, to_stderr: bool) -> Console:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
+def progress() -> Iterator[Say]:
     """Yield a function that shows the current activity on standard error, if that is a terminal.
 
     The line is drawn only when the function is called: the host meter would count a thread that refreshes it.

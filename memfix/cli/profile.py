@@ -105,12 +105,12 @@ def _table(found: Profile) -> Table:
 
 
 def _runs_table(found: Profile) -> Table:
-    from ..incidents.profile import WORDS, run_columns
+    from ..incidents.profile import TEXT_COLUMNS, run_columns
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     columns = run_columns(found.runs, found.reading.meter, found.capacity_bytes)
     for name in columns:
-        table.add_column(name, justify="left" if name in WORDS else "right", overflow="fold")
+        table.add_column(name, justify="left" if name in TEXT_COLUMNS else "right", overflow="fold")
     for cells in zip(*columns.values(), strict=True):
         table.add_row(*cells)
     return table
@@ -120,12 +120,12 @@ def _cells(row: Row, capacity_bytes: int) -> Iterator[str]:
     from ..pictures.stages import ASIDE_MARK
     from ..units import format_bytes
 
-    stage, beside = row.stage, row.beside
+    stage, reported = row.stage, row.reported
     yield f"{ASIDE_MARK if row.aside else ''}{stage.name}"
     yield "-" if row.failed else format_bytes(stage.end_bytes)
     yield format_bytes(stage.peak_bytes)
-    yield beside.figure if beside else ""
-    said = [f"{beside.why} ({beside.claim})"] if beside else []
+    yield reported.figure if reported else ""
+    said = [f"{reported.why} ({reported.claim})"] if reported else []
     if row.failed:
         said.append(row.failed)
     elif stage.peak_bytes > capacity_bytes:

@@ -55,14 +55,14 @@ def read_checkpoint(path: Path, *, map_only: bool = False) -> Checkpoint:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()  # torch itself does not verify checksums
         if damaged is not None:
-            raise UsageError(f"{path}: {WHAT} is damaged: {damaged} is not what was written")
+            raise UsageError(f"{path}: {WHAT} is damaged: {damaged} does not match its checksum")
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=map_only)
     except (zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
         raise UsageError(
-            f"{path}: cannot be read as {WHAT}: it was cut short, or something else wrote it ({_first_line(error)})"
+            f"{path}: cannot be read as {WHAT}: it was cut short, or another program wrote it ({_first_line(error)})"
         ) from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise UsageError(f"{path}: torch wrote it, but it is no {FORMAT}")
+        raise UsageError(f"{path}: a file of torch, but not a {FORMAT}")
     if content["version"] != VERSION:
         raise UsageError(f"{path}: version {content['version']} of {WHAT}; this memfix reads version {VERSION}")
     wanted = [field.name for field in fields(Checkpoint)]

@@ -16,55 +16,65 @@ PRECISIONS = ("float32", "bfloat16", "float16", "autocast", "pure_bfloat16")
 class DataConfig:
     """The ``data`` keys of every incident. An incident's ``data_schema`` may add keys."""
 
-    seed: int = setting(0, low=0, about="of what is drawn: synthetic data, or the order in which a file is read")
+    seed: int = setting(0, low=0, about="seed of the synthetic data, or of the order in which a file is read")
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
     """The ``training`` section: steps, batch sizes and precision."""
 
-    steps: int | None = setting(None, low=1, about="optimizer steps in all, those before a resume included")
-    epochs: int | None = setting(None, low=1, about="times through data that end; with steps, whichever ends first")
-    batch_size: int = setting(1, low=1, about="examples of one forward, on each process")
-    batch_tokens: int | None = setting(
-        None, low=1, about="tokens of one forward, in place of batch_size: so many sequences of data.context_length"
+    steps: int | None = setting(None, low=1, about="optimizer steps in all, including those before a resume")
+    epochs: int | None = setting(
+        None, low=1, about="passes over data that end; with steps too, the run ends at the first limit that is reached"
     )
-    gradient_accumulation_steps: int = setting(1, low=1, about="forwards and backwards of one optimizer step")
-    gradient_checkpointing: bool = setting(False, about="keep the inputs of each layer and compute the rest again")
+    batch_size: int = setting(1, low=1, about="examples per forward on each process")
+    batch_tokens: int | None = setting(
+        None, low=1, about="tokens per forward, instead of batch_size; a multiple of data.context_length"
+    )
+    gradient_accumulation_steps: int = setting(1, low=1, about="forward and backward passes per optimizer step")
+    gradient_checkpointing: bool = setting(
+        False, about="keep only each layer's input for backward and recompute the rest"
+    )
     precision: str = setting(
         "float32",
         choices=PRECISIONS,
-        about="bfloat16, float16: computes with copies of float32 parameters; autocast: float32 parameters under "
-        "autocast; pure_bfloat16: parameters, gradients and optimizer states too",
+        about="bfloat16 and float16 compute with copies of float32 parameters; autocast runs float32 parameters "
+        "under torch.autocast; pure_bfloat16 also stores parameters and optimizer states in bfloat16",
     )
-    device: str = setting("auto", choices=("auto", "cpu", "cuda"), about="auto: the GPU where there is one")
-    seed: int = setting(0, low=0, about="of the first parameters")
-    log_every: int = setting(1, low=1, about="steps from one line of progress to the next")
+    device: str = setting("auto", choices=("auto", "cpu", "cuda"), about="auto uses a GPU if there is one")
+    seed: int = setting(0, low=0, about="seed of the initial parameters and of dropout")
+    log_every: int = setting(1, low=1, about="steps between two lines of progress")
 
     def __post_init__(self) -> None:
         if self.steps is None and self.epochs is None:
-            raise ValueError("give steps, optimizer steps in all, or epochs of data that end")
+            raise ValueError(
+                "give steps, the number of optimizer steps, or epochs, the number of passes over data that end"
+            )
         if self.batch_tokens is not None and self.batch_size != 1:
-            raise ValueError("batch_tokens stands in place of batch_size: give one of them")
+            raise ValueError("batch_tokens replaces batch_size: give one of them")
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
     """The ``optimizer`` section: AdamW, a linear warmup, then a cosine decay to a fraction of the learning rate."""
 
-    learning_rate: float = setting(3e-4, above=0, about="at its highest")
-    warmup_steps: int = setting(0, low=0, about="steps over which the learning rate rises")
-    final_fraction: float = setting(0.1, low=0, high=1, about="of the learning rate that the cosine ends at")
-    weight_decay: float = setting(0.1, low=0, about="of matrices; vectors are left alone")
-    beta1: float = setting(0.9, low=0, below=1, about="decay of the mean of gradients")
-    beta2: float = setting(0.95, low=0, below=1, about="decay of the mean of squares")
-    eps: float = setting(1e-8, above=0, about="added to the root of the mean of squares")
-    fused: bool = setting(False, about="one kernel without temporaries, in place of operators on lists of tensors")
-    clip_norm: float | None = setting(1.0, above=0, about="largest norm of all gradients together; null: no limit")
+    learning_rate: float = setting(3e-4, above=0, about="the highest learning rate, which the warmup ends at")
+    warmup_steps: int = setting(0, low=0, about="steps in which the learning rate rises")
+    final_fraction: float = setting(
+        0.1, low=0, high=1, about="the learning rate at the end, as a fraction of the highest"
+    )
+    weight_decay: float = setting(0.1, low=0, about="weight decay of matrices; vectors have none")
+    beta1: float = setting(0.9, low=0, below=1, about="decay rate of the mean of the gradients")
+    beta2: float = setting(0.95, low=0, below=1, about="decay rate of the mean of the squared gradients")
+    eps: float = setting(1e-8, above=0, about="added to the denominator of an update, against a division by zero")
+    fused: bool = setting(
+        False, about="use AdamW's fused kernel, which needs no temporaries, instead of operators on lists of tensors"
+    )
+    clip_norm: float | None = setting(1.0, above=0, about="largest norm of all gradients together; null: no clipping")
 
 
 @dataclass(frozen=True)
-class OptimizationConfig:
+class ReportSwitches:
     """The ``optimization`` section. It has no keys of its own; an incident's ``optimization_schema`` adds the switches
     that its report names."""
 
@@ -73,8 +83,8 @@ class OptimizationConfig:
 class CheckpointConfig:
     """The ``checkpoint`` section: where and how often the run is saved."""
 
-    path: str | None = setting(None, about="file that is replaced at each save; null: no file")
-    every: int = setting(100, low=1, about="steps from one save to the next; the last step is always saved")
+    path: str | None = setting(None, about="the checkpoint file, which each save replaces; null: the run is not saved")
+    every: int = setting(100, low=1, about="steps between two saves; the last step is always saved")
 
 
 @dataclass(frozen=True)
@@ -86,7 +96,7 @@ class RunConfig:
     training: TrainingConfig
     optimizer: OptimizerConfig
     checkpoint: CheckpointConfig
-    optimization: Any = field(default_factory=OptimizationConfig)
+    optimization: Any = field(default_factory=ReportSwitches)
     name: str = field(default="", compare=False)
     """The name of the config file, without its suffix."""
 
@@ -95,7 +105,9 @@ class RunConfig:
         if tokens is None:
             return
         if length is None:
-            raise UsageError("training.batch_tokens counts tokens, and this data has none: use training.batch_size")
+            raise UsageError(
+                "training.batch_tokens counts tokens, but these data are not tokens: use training.batch_size"
+            )
         if tokens % length:
             raise UsageError(
                 f"training.batch_tokens must be a multiple of data.context_length, {length}, got {tokens}: "

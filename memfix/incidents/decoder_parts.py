@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from ..errors import UsageError
 from ..meters.stages import stage
 from ..ops.linear_cross_entropy import linear_cross_entropy
 from .tokens import IGNORED
@@ -63,6 +64,16 @@ def init_weights(model: nn.Module, num_layers: int, residual_writers: tuple[str,
         elif parameter.dim() > 1:
             writes_residual = name.endswith(residual_writers)
             parameter.normal_(std=0.02 / (2 * num_layers) ** 0.5 if writes_residual else 0.02)
+
+
+def first_positions(table: nn.Embedding, num_tokens: int, remedy: str) -> torch.Tensor:
+    """The rows of a learnt table of positions for ``num_tokens`` tokens. Refuses more tokens than it has rows."""
+    if num_tokens > table.num_embeddings:
+        raise UsageError(
+            f"a sequence must have at most {table.num_embeddings} tokens, the rows of the table of positions, "
+            f"got {num_tokens}: {remedy}"
+        )
+    return table.weight[:num_tokens]
 
 
 def layer_stage(number: int) -> str:

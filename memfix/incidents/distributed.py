@@ -52,6 +52,9 @@ class World:
         return tensor.tolist()
 
 
+ALONE_ON_CPU = World(0, 1, torch.device("cpu"))
+
+
 @contextmanager
 def joined(device: str) -> Iterator[World]:
     """Join the processes that torchrun started, or run alone. ``device`` is ``cpu``, ``cuda`` or ``auto``."""

@@ -27,13 +27,16 @@ from ..laws import NAIVE, Phase
 from ..meters import get_meter
 from ..meters.base import Reading
 from ..meters.timeline import Buffer, Timeline
+from ..progress import Say, silent
 from ..registry import contracts
 from . import get_incident
 from .config import RunConfig
-from .incident import Incident, Say, load_config, silent
+from .distributed import ALONE_ON_CPU
+from .incident import Incident, load_config
 from .judging import NotMeasured
 from .profile import Profile, Row, kept_runs
 from .profile_step import H200_RESULTS, later_step_bytes, profile, run_bytes
+from .training import StepReport, train
 
 CASE = "incident"
 
@@ -59,8 +62,8 @@ class Evidence:
         """The values of the names in formulas: the dims of the incident's case, and ``e``, the item size."""
         return self.case.formula_values if self.op else {}
 
-    def bytes(self, formula: str, **dims: int) -> int:
-        """The value of a formula; ``dims`` override the case's: ``bytes("B*T*V*e", T=4096)``."""
+    def evaluate(self, formula: str, **dims: int) -> int:
+        """The value of a formula; ``dims`` override the case's: ``evaluate("B*T*V*e", T=4096)``."""
         return Formula(formula).evaluate({**self.dims, **dims})
 
     # ---------------------------------------------------------------- an op's forms at the incident, simulated
@@ -193,6 +196,12 @@ def raised(function: Callable[..., object], *args: object, **options: object) ->
 
 def default_of(function: Callable[..., object], parameter: str) -> Any:
     return inspect.signature(function).parameters[parameter].default
+
+
+def train_alone(incident: Incident, config: RunConfig) -> list[StepReport]:
+    """Train as ``memfix train`` does, in this process on the CPU, and return the reports of all steps."""
+    with fixed_seed():
+        return list(train(incident, config, ALONE_ON_CPU))
 
 
 @contextlib.contextmanager

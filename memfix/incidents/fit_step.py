@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from ..errors import UsageError, did_you_mean
 from ..fit import DEFAULT_HIGH, MOST_RANKS, Fit, bytes_of_capacity, fit_growing, fit_ranks
 from ..meters.base import Reading
+from ..progress import Say, silent
 from .config import RunConfig
-from .incident import Growth, Incident, Say, silent
+from .incident import Growth, Incident
 from .measured_step import SIMULATED, repeated_reading, stage_meter
 
 WORLD_SIZE = "world_size"
@@ -19,7 +20,7 @@ def growth_of(incident: Incident, key: str | None) -> Growth:
     """The incident's :class:`Growth` of the config key ``key``; the first one if ``key`` is None."""
     known = {growth.key: growth for growth in incident.grows}
     if key is not None and key not in known:
-        raise UsageError(f"{incident.name} has no {key!r} to grow{did_you_mean(key, [*known, WORLD_SIZE])}")
+        raise UsageError(f"{incident.name} cannot grow {key!r}{did_you_mean(key, [*known, WORLD_SIZE])}")
     return incident.grows[0] if key is None else known[key]
 
 

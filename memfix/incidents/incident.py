@@ -17,21 +17,16 @@ from torch.utils import _pytree
 
 from ..errors import UsageError, did_you_mean
 from ..meters.base import Meter
-from .config import CheckpointConfig, DataConfig, OptimizationConfig, OptimizerConfig, RunConfig, TrainingConfig
+from ..progress import Say
+from .config import CheckpointConfig, DataConfig, OptimizerConfig, ReportSwitches, RunConfig, TrainingConfig
 from .examples import Examples
-from .profile import Beside, ReportedRun
+from .profile import ReportedFigure, ReportedRun
 from .schema import read_sections
-from .staged_reading import Asides, Measured
+from .staged_reading import Asides, StagedReading
 from .stand_in import StandIns
 
 Batch = Any
 """Tensors in any nesting of tuples, lists and dicts. ``data`` returns them on the CPU."""
-
-Say = Callable[[str], object]
-
-
-def silent(doing: str) -> None:
-    """Ignore a progress message."""
 
 
 def num_examples(batch: Batch) -> int:
@@ -83,7 +78,7 @@ class Incident:
     - ``stand_ins(config, meter, say)``: replacements for what is slow to simulate; None where none are needed.
     - ``warm_up(batch)``: a part of the batch that is enough for a simulated warm-up.
     - ``asides(model, batch, asides)``: a context manager around the first step, which may measure stages of its own.
-    - ``beside(measured)``: the report's figures for stages, by stage name.
+    - ``reported_figures(measured)``: the report's figures for stages, by stage name.
     - ``conclusions(measured)``: sentences below the table.
     - ``runs``: the report's table of configurations; measured when the report's own step is profiled.
     - ``num_parameters(config)``: how many parameters the model has, for that table.
@@ -95,7 +90,7 @@ class Incident:
     data: Callable[[RunConfig], Callable[[Examples], Batch]]
     loss: Callable[[torch.nn.Module, Batch], torch.Tensor]
     data_schema: type[DataConfig] = DataConfig
-    optimization_schema: type[OptimizationConfig] = OptimizationConfig
+    optimization_schema: type[ReportSwitches] = ReportSwitches
     resolved: Callable[[RunConfig], RunConfig] = lambda config: config
     require_device: Callable[[RunConfig, torch.device], None] = lambda config, device: None
     num_targets: Callable[[Batch], int] = num_examples
@@ -109,8 +104,8 @@ class Incident:
     stand_ins: Callable[[RunConfig, Meter, Say], StandIns | None] = lambda config, meter, say: None
     warm_up: Callable[[Batch], Batch] = lambda batch: batch
     asides: Callable[[Any, Batch, Asides], AbstractContextManager[object]] = lambda model, batch, asides: nullcontext()
-    beside: Callable[[Measured], Mapping[str, Beside]] = lambda measured: {}
-    conclusions: Callable[[Measured], Iterable[str]] = lambda measured: ()
+    reported_figures: Callable[[StagedReading], Mapping[str, ReportedFigure]] = lambda measured: {}
+    conclusions: Callable[[StagedReading], Iterable[str]] = lambda measured: ()
     runs: tuple[ReportedRun, ...] = ()
     num_parameters: Callable[[RunConfig], int] | None = None
 
@@ -136,7 +131,7 @@ def find_config(incident: Incident, path: Path) -> Path:
     name = str(path if path.suffix else path.with_suffix(".yaml"))
     if name not in own:
         raise UsageError(
-            f"no config file {name}, and {incident.name} brings none of that name{did_you_mean(name, own)}"
+            f"no config file {name}, and {incident.name} comes with none of that name{did_you_mean(name, own)}"
         )
     return own[name]
 

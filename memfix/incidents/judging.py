@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from ..errors import FormulaError, MemfixError, did_you_mean
 from ..formula import Formula
+from ..progress import Say, silent
 from ..units import format_bytes
 from .claims import (
     DECIMAL_UNITS,
@@ -59,12 +60,12 @@ class CheckResult:
         return NOT_TESTABLE if holds is None else HOLDS if holds else WRONG
 
 
-def result(holds: bool, how: str, **figures: int | str) -> CheckResult:
+def holds_if(holds: bool, how: str, **figures: int | str) -> CheckResult:
     """The result for a claim that holds if ``holds`` is true."""
     return CheckResult(holds, how, figures)
 
 
-def compared(how: str, *numbers: float, **figures: int | str) -> CheckResult:
+def matches_figure(how: str, *numbers: float, **figures: int | str) -> CheckResult:
     """The result for a claim that holds if one of ``numbers`` prints as the claimed figure.
 
     ``numbers`` are bytes for a figure in ``GB``, and ratios for one in ``x``.
@@ -170,7 +171,8 @@ def require_matching(
     for name, check in checks.items():
         if name not in by_name:
             raise ClaimsError(
-                f"{_place(check.function)} checks {name}, which {claims_file} has not{did_you_mean(name, by_name)}"
+                f"{_place(check.function)} checks {name}, but {claims_file} has no such claim"
+                f"{did_you_mean(name, by_name)}"
             )
     for name, claim in by_name.items():
         is_decided = bool(claim.formula or claim.reason)
@@ -212,9 +214,7 @@ class JudgedClaim:
         return computed.pop("claim") | computed
 
 
-def judge_claims(
-    claims: Iterable[Claim], checks: IncidentChecks, *, say: Callable[[str], object] = lambda doing: None
-) -> Iterator[JudgedClaim]:
+def judge_claims(claims: Iterable[Claim], checks: IncidentChecks, *, say: Say = silent) -> Iterator[JudgedClaim]:
     """Judge each claim, with one evidence for all checks. ``say`` is called with progress messages."""
     evidence = checks.evidence(say=say)
     for claim in claims:
@@ -241,8 +241,8 @@ def _without_check(claim: Claim, dims: Mapping[str, int]) -> CheckResult:
         return CheckResult(None, "")
     count, unit = Formula(claim.formula).evaluate(dims), claim.quantity.unit.replace("i", "")
     if unit not in DECIMAL_UNITS:
-        return compared(claim.formula, count, count=count)
-    return compared(claim.formula, count, bytes=count, binary=format_bytes(count), decimal=decimal(count, unit))
+        return matches_figure(claim.formula, count, count=count)
+    return matches_figure(claim.formula, count, bytes=count, binary=format_bytes(count), decimal=decimal(count, unit))
 
 
 def compared_with_record(claim: Claim, found: CheckResult, check: str = "") -> JudgedClaim:

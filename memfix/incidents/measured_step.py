@@ -20,7 +20,7 @@ from .config import RunConfig
 from .distributed import World
 from .examples import Examples
 from .incident import Batch, Incident
-from .profile import ITSELF, LATER_STEP, PARAMETERS
+from .profile import LATER_STEP, PARAMETERS, STEP_FAILED_PREFIX
 from .staged_reading import Asides
 from .stand_in import StandIns
 from .step import TrainStep, map_tensors, on_device
@@ -127,7 +127,9 @@ def stage_meter(name: str, gpu: str, world_size: int = 1) -> Meter:
     if world_size < 1:
         raise UsageError(f"world_size must be at least 1, got {world_size}")
     if name != SIMULATED and world_size > 1:
-        raise UsageError(f"world_size {world_size} is one rank without the others: use the simulated meter")
+        raise UsageError(
+            f"only the simulated meter can measure one rank of {world_size} without the others: use it, or world_size 1"
+        )
     reason = meter.unavailable_reason()
     if reason is not None:
         raise MeterUnavailable(f"{name} meter unavailable: {reason}")
@@ -168,5 +170,5 @@ def read_step(meter: Meter, build: StepBuilder, world_size: int = 1, stand_ins: 
         with one_rank_of(world_size) if world_size > 1 else contextlib.nullcontext():
             reading = meter.measure(build)
     except torch.OutOfMemoryError as error:
-        raise MeasurementError(f"{ITSELF}{out_of_memory(error)}") from None
+        raise MeasurementError(f"{STEP_FAILED_PREFIX}{out_of_memory(error)}") from None
     return dataclasses.replace(reading, exact=reading.exact and not notes, notes=(*reading.notes, *notes))

@@ -17,21 +17,21 @@ from ..meters.timeline import Allocation, Buffer, Timeline, table_lines
 from ..units import format_bytes, format_room, format_times
 
 PARAMETERS, INPUTS = "parameters", "batch and tables"
-GRADIENTS, STATES, REST = "gradients", "optimizer states", "activations and temporaries"
+GRADIENTS, STATES, ACTIVATIONS = "gradients", "optimizer states", "activations and temporaries"
 
 # stages that every train step has after its first forward; LATER_FORWARDS only with gradient accumulation
 BACKWARD, LATER_FORWARDS, OPTIMIZER = "backward", "later forwards", "optimizer step"
 LATER_STEP = "every later step"
 
 # prefix of the error message of a step that could not be measured
-ITSELF = "the step itself: "
+STEP_FAILED_PREFIX = "the step itself: "
 
 # the columns of the table of runs that hold words, not numbers
-WORDS = CONFIGURATION, REPORT, CLAIM = "configuration", "report", "claim"
+TEXT_COLUMNS = CONFIGURATION, REPORT, CLAIM = "configuration", "report", "claim"
 
 
 @dataclass(frozen=True)
-class Beside:
+class ReportedFigure:
     """The report's figure for a stage, and why ours differs."""
 
     figure: str
@@ -51,25 +51,25 @@ class Row:
 
     stage: Stage
     aside: bool = False
-    beside: Beside | None = None
+    reported: ReportedFigure | None = None
     failed: str | None = None
     kinds: Mapping[str, int] = field(default_factory=dict)
     """The bytes alive at the stage's peak, by kind; empty if the meter does not see single buffers."""
-    rest: tuple[Allocation, ...] = field(default=(), repr=False)
-    """The allocations alive at the peak that are of kind ``REST``, one row per source line, largest first."""
+    activations: tuple[Allocation, ...] = field(default=(), repr=False)
+    """The allocations alive at the peak that are of kind ``ACTIVATIONS``, one row per source line, largest first."""
 
     def holders(self, rows: int) -> Iterator[str]:
-        """Lines that say what holds the memory at the peak: each kind, then the source lines behind ``REST``."""
+        """Lines that say what holds the memory at the peak: each kind, then the source lines behind ``ACTIVATIONS``."""
         for kind, size in self.kinds.items():
-            if kind != REST and size:
+            if kind != ACTIVATIONS and size:
                 yield f"{format_bytes(size):>12}  {kind}"
-        yield from table_lines(self.rest, rows)
+        yield from table_lines(self.activations, rows)
 
     def as_dict(self) -> dict[str, Any]:
         return {
             **dataclasses.asdict(self.stage),
             "aside": self.aside,
-            "report": dataclasses.asdict(self.beside) if self.beside else None,
+            "report": dataclasses.asdict(self.reported) if self.reported else None,
             "failed": self.failed,
             "kinds_at_peak": dict(self.kinds),
         }
@@ -85,7 +85,7 @@ class ReportedRun:
     figure: str
     """As the report prints it: ``~79 GB, fails``."""
     claim: str
-    line_along: str | None = None
+    linear_in: str | None = None
     """A config key in which the peak is linear. To save time, a simulation measures the values 2 and 3 of the key and
     extrapolates."""
 
@@ -107,7 +107,9 @@ class MeasuredRun:
     @property
     def peak(self) -> str:
         return (
-            format_bytes(self.peak_bytes) if self.peak_bytes is not None else (self.failed or "").removeprefix(ITSELF)
+            format_bytes(self.peak_bytes)
+            if self.peak_bytes is not None
+            else (self.failed or "").removeprefix(STEP_FAILED_PREFIX)
         )
 
     @property
@@ -213,25 +215,25 @@ class Kinds:
 
     def at(self, event: int) -> dict[str, int]:
         """Bytes alive at ``event``, by kind."""
-        sums = dict.fromkeys((PARAMETERS, INPUTS, GRADIENTS, STATES, REST), 0)
+        sums = dict.fromkeys((PARAMETERS, INPUTS, GRADIENTS, STATES, ACTIVATIONS), 0)
         for buffer in self._timeline.alive_at(event):
             sums[self._kind(buffer)] += buffer.bytes
         sums[PARAMETERS] = self._parameter_bytes
         sums[INPUTS] -= self._parameter_bytes
         return sums
 
-    def rest_at(self, event: int) -> tuple[Allocation, ...]:
-        """The allocations of kind ``REST`` that are alive at ``event``, one row per source line."""
-        return self._timeline.rows_at(event, lambda buffer: self._kind(buffer) == REST)
+    def activations_at(self, event: int) -> tuple[Allocation, ...]:
+        """The allocations of kind ``ACTIVATIONS`` that are alive at ``event``, one row per source line."""
+        return self._timeline.rows_at(event, lambda buffer: self._kind(buffer) == ACTIVATIONS)
 
     def _kind(self, buffer: Buffer) -> str:
         if buffer.born == 0:
             return INPUTS
         if buffer.phase == "optimizer":
             outlives = any(start <= buffer.born < end <= _death(buffer) for start, end in self._optimizer_spans)
-            return STATES if outlives else REST
+            return STATES if outlives else ACTIVATIONS
         is_left = any(buffer.born < start < _death(buffer) for start, _ in self._optimizer_spans)
-        return GRADIENTS if is_left else REST
+        return GRADIENTS if is_left else ACTIVATIONS
 
 
 def _death(buffer: Buffer) -> float:

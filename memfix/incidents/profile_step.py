@@ -10,11 +10,12 @@ from ..errors import MeasurementError
 from ..fit import bytes_of_capacity
 from ..meters.base import Meter, Reading
 from ..meters.stages import listening
+from ..progress import Say, silent
 from .config import RunConfig
-from .incident import Incident, Say, load_config, silent
+from .incident import Incident, load_config
 from .measured_step import SIMULATED, MeasurableStep, gpu_bytes, read_step, repeated_reading, stage_meter
 from .profile import MeasuredRun, Profile, ReportedRun, Row, kept_runs
-from .staged_reading import Asides, Measured
+from .staged_reading import Asides, StagedReading
 
 # results of a GPU, which are in the repository but not in the installed package
 H200_RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200"
@@ -43,7 +44,7 @@ def profile(
     is_of_the_report = bool(incident.runs) and world_size == 1 and config == load_config(incident, incident.config)
     say(f"{incident.name} {config.name}: two train steps")
     reading = _with_asides(read_step(chosen, step.staged, world_size, stand_ins), step.asides)
-    measured = Measured(
+    measured = StagedReading(
         config,
         world_size,
         reading,
@@ -101,7 +102,7 @@ def _times_s(incident: Incident, run: ReportedRun) -> tuple[float, ...]:
 
 def run_bytes(incident: Incident, run: ReportedRun, meter: Meter, say: Say = silent) -> int:
     """The peak of a later step of a reported run."""
-    config, key = load_config(incident, run.file, run.overrides), run.line_along
+    config, key = load_config(incident, run.file, run.overrides), run.linear_in
     if key is None or meter.name != SIMULATED:
         return later_step_bytes(incident, config, meter, say)
     at_2, at_3 = (later_step_bytes(incident, config.replaced({key: value}), meter, say) for value in (2, 3))
@@ -123,7 +124,7 @@ def _with_asides(reading: Reading, asides: Asides) -> Reading:
     return reading if timeline is None else replace(reading, timeline=replace(timeline, asides=frozenset(asides.names)))
 
 
-def _title(incident: Incident, measured: Measured) -> str:
+def _title(incident: Incident, measured: StagedReading) -> str:
     config = measured.config
     words = [
         f"{incident.name} {config.name}",
@@ -136,10 +137,10 @@ def _title(incident: Incident, measured: Measured) -> str:
     return ", ".join(words)
 
 
-def _rows(incident: Incident, measured: Measured) -> tuple[Row, ...]:
-    beside, asides = incident.beside(measured), measured.asides
+def _rows(incident: Incident, measured: StagedReading) -> tuple[Row, ...]:
+    reported, asides = incident.reported_figures(measured), measured.asides
     held = measured.held_at_peaks()
     return tuple(
-        Row(one, one.name in asides.names, beside.get(one.name), asides.failures.get(one.name), kinds, rest)
-        for one, (kinds, rest) in zip(measured.reading.stages, held, strict=True)
+        Row(one, one.name in asides.names, reported.get(one.name), asides.failures.get(one.name), kinds, activations)
+        for one, (kinds, activations) in zip(measured.reading.stages, held, strict=True)
     )

@@ -96,7 +96,7 @@ class _Entry:
 
     where: str
     text: str = ""
-    plain: bool = True  # not quoted; only an unquoted null means None
+    unquoted: bool = True  # not quoted; only an unquoted null means None
     keys: dict[str, _Entry] | None = None
 
 
@@ -126,7 +126,7 @@ def _read(path: Path) -> dict[str, _Entry]:
 def _entry(node: yaml.Node, path: Path, key_path: str) -> _Entry:
     where = f"{path}:{node.start_mark.line + 1}"
     if isinstance(node, yaml.ScalarNode):
-        return _Entry(where, text=node.value, plain=node.style is None)
+        return _Entry(where, text=node.value, unquoted=node.style is None)
     if isinstance(node, yaml.SequenceNode):
         raise UsageError(f"{where}: {key_path or 'a config'} must not be a list")
     keys: dict[str, _Entry] = {}
@@ -233,7 +233,7 @@ def _parsed(kind: type[Any], entry: _Entry) -> Any:
 
 
 def _is_null(entry: _Entry) -> bool:
-    return entry.keys is None and entry.plain and entry.text in _NULL
+    return entry.keys is None and entry.unquoted and entry.text in _NULL
 
 
 def _kind(annotation: Any) -> tuple[type[Any], bool]:

@@ -13,6 +13,8 @@ from ..meters.base import Meter, Reading
 from ..meters.garbage import free_last_gradients
 from ..meters.stages import Stage, stage
 from ..meters.timeline import Allocation
+from ..progress import Say
+from ..units import format_bytes
 from .config import RunConfig
 from .profile import Kinds
 from .stand_in import StandIns
@@ -66,7 +68,7 @@ def on_first_output(module: torch.nn.Module, function: Callable[[torch.Tensor], 
 
 
 @dataclass(frozen=True)
-class Measured:
+class StagedReading:
     """The reading of a train step by stages, with its run and its meter."""
 
     config: RunConfig
@@ -77,7 +79,7 @@ class Measured:
     stand_ins: StandIns | None
     asides: Asides
     meter: Meter
-    say: Callable[[str], object] = field(repr=False)
+    say: Say = field(repr=False)
 
     @property
     def stages(self) -> dict[str, Stage]:
@@ -88,11 +90,16 @@ class Measured:
         """The highest peak of the step's own stages."""
         return max(one.peak_bytes for one in self.reading.stages if one.name not in self.asides.names)
 
+    @property
+    def peak_sentence(self) -> str:
+        peak, capacity = self.peak_bytes, self.capacity_bytes
+        return f"the peak is {format_bytes(peak)}, {peak / capacity:.1%} of {format_bytes(capacity)}"
+
     def held_at_peaks(self) -> list[tuple[dict[str, int], tuple[Allocation, ...]]]:
-        """For each stage, the bytes alive at its peak by kind, and the allocations behind the kind ``REST``."""
+        """For each stage, the bytes alive at its peak by kind, and the allocations behind the kind ``ACTIVATIONS``."""
         timeline = self.reading.timeline
         if timeline is None:
             return [({}, ()) for _ in self.reading.stages]
         kinds, live = Kinds(timeline, self.parameter_bytes), timeline.live_bytes
         peaks = (max(range(start - 1, end), key=live.__getitem__) for start, end, _ in timeline.stage_spans())
-        return [(kinds.at(event), kinds.rest_at(event)) for event in peaks]
+        return [(kinds.at(event), kinds.activations_at(event)) for event in peaks]

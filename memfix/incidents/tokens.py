@@ -24,23 +24,32 @@ TokenBatch = tuple[torch.Tensor, torch.Tensor]
 class TokenData(DataConfig):
     """The ``data`` section. A sequence is ``context_length`` inputs; the target of each is the token after it."""
 
-    context_length: int = setting(low=1, about="tokens of a sequence")
+    context_length: int = setting(low=1, about="tokens per sequence")
     source: str = setting(
-        "markov", choices=("markov", "file"), about="a synthetic stream that can be learnt, or a file of token ids"
+        "markov",
+        choices=("markov", "file"),
+        about="markov is a synthetic stream that can be learnt; file is a file of token ids",
     )
-    states: int = setting(64, low=2, about="markov: tokens of the vocabulary that occur")
-    branching: int = setting(4, low=1, about="markov: tokens that can follow a token; the loss can fall to its log")
-    path: str | None = setting(None, about="file: ids as .npy, or raw as .bin")
+    states: int = setting(64, low=2, about="for markov: number of different tokens that occur")
+    branching: int = setting(
+        4,
+        low=1,
+        about="for markov: number of tokens that can follow a token; the lowest possible loss is its logarithm",
+    )
+    path: str | None = setting(None, about="for file: the ids, as .npy or as raw .bin")
     dtype: str = setting(
-        "uint16", choices=("uint16", "uint32", "int32", "int64"), about="file: type of the ids in a .bin"
+        "uint16", choices=("uint16", "uint32", "int32", "int64"), about="for file: dtype of the ids in a .bin"
     )
     prompt_fraction: float = setting(
-        0.0, low=0, below=1, about="targets at the start of a sequence are ignored, up to this part of it"
+        0.0,
+        low=0,
+        below=1,
+        about="the first targets of a sequence are ignored: a random number, at most this fraction of them",
     )
 
     def __post_init__(self) -> None:
         if (self.source == "file") != (self.path is not None):
-            raise ValueError("path is the file to read: it goes with source: file, and only with it")
+            raise ValueError("give path, the file to read, if source is file, and only then")
         if self.branching > self.states:
             raise ValueError(f"branching must be at most states, {self.states}, got {self.branching}")
 

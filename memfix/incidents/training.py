@@ -12,11 +12,12 @@ import torch
 
 from ..errors import MeasurementError, UsageError
 from ..meters.resident import process_peak_bytes
+from ..progress import Say, silent
 from . import checkpoint_file
 from .config import OptimizerConfig, RunConfig
 from .distributed import World
 from .examples import Examples
-from .incident import Batch, Incident, Say, silent
+from .incident import Batch, Incident
 from .loss_scale import LossScale
 from .schema import differences
 from .step import TrainStep, set_options
@@ -170,20 +171,23 @@ class Run:
     def _require_ours(self, path: Path, checkpoint: checkpoint_file.Checkpoint) -> dict[str, str]:
         """Refuse a file of another run. Returns the keys that changed since it was saved."""
         if checkpoint.incident != self.incident.name:
-            raise UsageError(f"{path}: a run of {checkpoint.incident}, not of {self.incident.name}")
+            raise UsageError(f"{path}: saved by a run of {checkpoint.incident}, not of {self.incident.name}")
         changed = differences(checkpoint.config, self.config.as_dict())
         other_data = [f"{key} {change}" for key, change in changed.items() if key.startswith("data.")]
         if other_data:
-            raise UsageError(f"{path}: its place in the data means nothing in other data: {', '.join(other_data)}")
+            raise UsageError(
+                f"{path}: saved with other data, in which its position has no meaning: {', '.join(other_data)}"
+            )
         if checkpoint.step >= self.steps:
             key = "steps" if self.steps == self.config.training.steps else "epochs"
-            raise UsageError(f"{path}: {checkpoint.step} steps are done of {self.steps}; raise training.{key}")
+            raise UsageError(f"{path}: {checkpoint.step} of {self.steps} steps are done; raise training.{key}")
         ours = {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items()}
         theirs = {name: tuple(tensor.shape) for name, tensor in checkpoint.model.items()}
         for name in {**ours, **theirs}:
             if ours.get(name) != theirs.get(name):
                 raise UsageError(
-                    f"{path}: another model: {name} is {_shown(theirs.get(name))} there, {_shown(ours.get(name))} here"
+                    f"{path}: saved with another model: {name} is {_shown(theirs.get(name))} in the file, "
+                    f"{_shown(ours.get(name))} in this model"
                 )
         return changed
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from ..meters.base import Reading
+from ..progress import Say
 from ..units import format_bytes
 from ..watch import Watch, WatchReport
 
-Say = Callable[[str], object]
 VALIDATION = "validation"
 _RANKS_SHOWN = 8
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,12 +15,11 @@ from ..checks.plan import OneMeter, gate_plan, run_checks
 from ..contract import WORKING_DTYPES, Contract
 from ..errors import MemfixError, UsageError, did_you_mean
 from ..meters.base import Meter
+from ..progress import Say, silent
 from .budgets import laws_that_hold, widened
 from .example import CASE, arguments_of, drafted
 from .probing import with_sizes_that_run
 from .references import function_named
-
-Say = Callable[[str], None]
 
 
 class NotProved(MemfixError):
@@ -68,7 +67,7 @@ class First:
     examination: Examination
 
 
-def first_contract(asked: Asked, meter: Meter, effort: Effort, say: Say = lambda _: None) -> First:
+def first_contract(asked: Asked, meter: Meter, effort: Effort, say: Say = silent) -> First:
     naive = function_named("--naive", asked.naive)
     forms = {name: function_named(f"--form {name}", reference) for name, reference in asked.forms.items()}
     arguments = arguments_of(function_named("--example", asked.example), asked.example, naive)

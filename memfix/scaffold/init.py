@@ -15,8 +15,9 @@ from ..gate.lock import Key, read_lock, spelled, write_lock
 from ..gate.peaks import peaks_path, read_peaks, write_peaks
 from ..laws import NAIVE
 from ..meters import usable_meter
+from ..progress import Say, silent
 from .files import refuse_files_that_exist, write_files
-from .first_contract import Asked, Say, first_contract
+from .first_contract import Asked, first_contract
 from .source import contract_source, filled, import_lines, names_used
 
 WORKFLOW = Path(".github/workflows/memfix.yml")
@@ -46,7 +47,7 @@ class Written:
         return commands
 
 
-def init(asked: Asked, folder: Path, effort: Effort, *, force: bool, say: Say = lambda _: None) -> Written:
+def init(asked: Asked, folder: Path, effort: Effort, *, force: bool, say: Say = silent) -> Written:
     """Write all files, if all checks pass. An existing workflow is kept; an existing lock gets new entries."""
     test, lock = folder / f"test_{asked.name}.py", folder / "memory.lock"
     refuse_files_that_exist([test], force)

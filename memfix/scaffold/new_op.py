@@ -10,8 +10,9 @@ from ..contract import Contract, parameters_of
 from ..errors import UsageError
 from ..laws import NAIVE
 from ..meters import usable_meter
+from ..progress import Say, silent
 from .files import refuse_files_that_exist, write_files
-from .first_contract import Asked, Say, first_contract
+from .first_contract import Asked, first_contract
 from .function_source import as_a_file
 from .source import contract_source, filled, names_used
 
@@ -20,7 +21,7 @@ _LAWS = {"Budget", "Scaling"}
 
 
 def new_op(
-    asked: Asked, effort: Effort, *, force: bool, checkout: Path = CHECKOUT, say: Say = lambda _: None
+    asked: Asked, effort: Effort, *, force: bool, checkout: Path = CHECKOUT, say: Say = silent
 ) -> tuple[list[Path], tuple[str, ...]]:
     """Write the op, if its forms equal naive. Return the files and notes about the contract."""
     folder, page, index = (checkout / part for part in (

@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
@@ -18,6 +18,7 @@ from ..contract import Contract
 from ..errors import MeasurementError, UsageError, did_you_mean
 from ..gate.definitions import definition_of
 from ..gate.lock import Key
+from ..progress import Say, silent
 from ..registry import source_of
 from .fingerprint import Fingerprint
 from .fork_server import FINGERPRINT_SECONDS, ForkServer, Reply, Request, Setup
@@ -26,7 +27,6 @@ from .modules import contracts_using, naive_lines, same_code, source_files_of
 from .operators import MEMORY_KINDS, Known, Mutant, mutants_of
 from .source import SourceFile
 
-Say = Callable[[str], None]
 Steps = Generator[tuple[ForkServer, Request], Reply, "Outcome"]
 """A generator that yields the requests about one mutant, is sent the reply to each, and returns the outcome."""
 
@@ -61,7 +61,7 @@ def run_selftest(
     most: int | None = None,
     seed: int = 0,
     until: float | None = None,
-    say: Say = lambda _: None,
+    say: Say = silent,
 ) -> list[Outcome]:
     """Return the outcome of every mutant of the op's forms, or of ``most`` of them. After ``until`` none is checked.
 

@@ -121,7 +121,7 @@ def test_another_verdict_than_recorded_ends_with_1(memfix: Any, monkeypatch: pyt
     ended = memfix("incidents", "long_context_loss", *CHEAP)
     assert ended.exit_code == 1
     assert ended.out.splitlines()[-2:] == [
-        "the replay has drifted from what is recorded",
+        "the results differ from the recorded ones: the replay has drifted",
         "  LOG-01: recorded holds, now wrong",
     ]
 
@@ -174,7 +174,7 @@ def test_a_file_that_cannot_be_written_is_refused_first(memfix: Any, tmp_path: P
 def test_options_of_one_incident_need_its_name(memfix: Any, option: list[str]) -> None:
     ended = memfix("incidents", *option)
     assert ended.exit_code == 4
-    assert "--claim and --quick are about the claims of one incident: name it" in ended.err
+    assert "--claim and --quick choose among the claims of one incident: give its NAME" in ended.err
 
 
 def test_an_incident_without_claims_is_refused(memfix: Any, monkeypatch: pytest.MonkeyPatch) -> None:

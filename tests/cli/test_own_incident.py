@@ -78,7 +78,10 @@ def test_its_claims_are_judged(memfix: Any) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("training.batch_tokens=64", "training.batch_tokens counts tokens, and this data has none: use training.bat"),
+        (
+            "training.batch_tokens=64",
+            "training.batch_tokens counts tokens, but these data are not tokens: use training.bat",
+        ),
         ("data.pixel=9", "override data.pixel=9: unknown key data.pixel; did you mean 'pixels'?"),
         ("data.context_length=9", "override data.context_length=9: unknown key data.context_length"),
     ],

@@ -180,7 +180,7 @@ def test_layers_of_a_run_and_the_card_that_it_does_not_fit(memfix: Any, monkeypa
     names = [stage["name"] for stage in data["stages"]]
     assert names[:5] == ["parameters", "embedding", "layer 1", "layer 2", "loss"]
     assert (data["settings"]["config"], data["capacity_bytes"]) == ("hn_xs", 150 << 10)
-    assert "150.00 KiB are crossed in: layer " in ended.err
+    assert "the step exceeds 150.00 KiB first in: layer " in ended.err
     assert "more than the GPU's 150.00 KiB" in ended.err
     assert "\nkda/naive: " in ended.err
 
@@ -219,12 +219,11 @@ def test_the_most_layers_are_found(memfix: Any) -> None:
         (["fit", "long_context_loss", "--world-size", "-1"], "world_size must be at least 1, got -1"),
         (
             ["fit", "long_context_loss", "--over", "model.layers"],
-            "long_context_loss has no 'model.layers' to grow; known: data.context_length, training.batch_size, "
-            "world_size",
+            "long_context_loss cannot grow 'model.layers'; known: data.context_length, training.batch_size, world_size",
         ),
         (
             ["profile", "kda_transitions", "--config", "hn_xl.yaml"],
-            "no config file hn_xl.yaml, and kda_transitions brings none of that name; did you mean 'hn_xs.yaml'?",
+            "no config file hn_xl.yaml, and kda_transitions comes with none of that name; did you mean 'hn_xs.yaml'?",
         ),
         (
             ["fit", "kda_transitions", "model.kda_form=dense"],

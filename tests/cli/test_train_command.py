@@ -81,7 +81,7 @@ def test_a_config_is_named_without_its_suffix(memfix: Any) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("optimization.use_8bit=true", "optimization.use_8bit is for a GPU"),
+        ("optimization.use_8bit=true", "optimization.use_8bit needs a GPU"),
         ("optimization.mixed_precision=fp17", "optimization.mixed_precision must be one of fp16, bf16, got 'fp17'"),
     ],
 )
@@ -135,7 +135,7 @@ def test_every_flag_of_the_reports_command_is_a_key(memfix: Any) -> None:
         (["long_context", "--config", "a.yaml"], "no incident 'long_context'; did you mean 'long_context_loss'?"),
         (
             [INCIDENT, "--config", "131.yaml"],
-            f"no config file 131.yaml, and {INCIDENT} brings none of that name; did you mean '131k.yaml'?",
+            f"no config file 131.yaml, and {INCIDENT} comes with none of that name; did you mean '131k.yaml'?",
         ),
         ([*TINY[1:], "model.siz=4B"], "override model.siz=4B: unknown key model.siz; did you mean 'size'?"),
         ([*TINY[1:], "model.size=40B"], "override model.size=40B: model.size must be one of 4B, tiny, got '40B'"),
@@ -189,5 +189,5 @@ def test_a_misspelt_key_is_named_with_its_line(memfix: Any, tmp_path: Path) -> N
     assert ended.exit_code == 4
     assert ended.err.splitlines() == [
         "memfix: run.yaml:4: unknown key data.contxt_length; did you mean 'context_length'?",
-        "run.yaml:3: data.context_length is missing: tokens of a sequence",
+        "run.yaml:3: data.context_length is missing: tokens per sequence",
     ]

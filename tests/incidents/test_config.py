@@ -153,10 +153,10 @@ def test_differences_of_two_runs_are_named_by_key(load: Any) -> None:
         (LEAST + "model: large\n", "run.yaml:5: model must be a section of keys, got 'large'"),
         (
             "data:\n  context_length: 8\n  source: file\n" + "training:\n  steps: 3\n",
-            "run.yaml:1: data: path is the file to read: it goes with source: file, and only with it",
+            "run.yaml:1: data: give path, the file to read, if source is file, and only then",
         ),
-        ("data:\n  context_length: 8\ntraining:\n", "run.yaml:3: training: give steps, optimizer steps in all"),
-        ("data:\n  context_length: 8\n", "run.yaml: training: give steps, optimizer steps in all"),
+        ("data:\n  context_length: 8\ntraining:\n", "run.yaml:3: training: give steps, the number of optimizer steps"),
+        ("data:\n  context_length: 8\n", "run.yaml: training: give steps, the number of optimizer steps"),
         ("- 1\n", "run.yaml:1: a config must not be a list"),
         ("tiny\n", "run.yaml:1: a config is sections of keys, got 'tiny'"),
         ("", "run.yaml: the file is empty; write sections such as model, data, training"),
@@ -192,7 +192,9 @@ def test_a_fault_in_an_override_is_named_with_the_override(refusal: Any, overrid
 
 
 def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"^no config file .*none.yaml, and kda_transitions brings none of that name"):
+    with pytest.raises(
+        UsageError, match=r"^no config file .*none.yaml, and kda_transitions comes with none of that name"
+    ):
         load_config(dataclasses.replace(INCIDENT, package="memfix.incidents.kda_transitions"), tmp_path / "none.yaml")
     with pytest.raises(UsageError, match=r"^cannot read the config file .*: Is a directory$"):
         load_config(INCIDENT, tmp_path)
@@ -212,11 +214,11 @@ def test_values_are_read_and_replaced_by_their_keys() -> None:
 
 def test_a_value_that_its_section_refuses_is_named_with_its_key() -> None:
     config = run_config(batch_tokens=12)
-    with pytest.raises(UsageError, match=r"^training.batch_size=2: batch_tokens stands in place of batch_size"):
+    with pytest.raises(UsageError, match=r"^training.batch_size=2: batch_tokens replaces batch_size"):
         config.replaced({"training.batch_size": 2})
 
 
 def test_data_without_tokens_has_no_batch_tokens() -> None:
     config = run_config(batch_tokens=12)
-    with pytest.raises(UsageError, match=r"^training.batch_tokens counts tokens, and this data has none: use training"):
+    with pytest.raises(UsageError, match=r"^training.batch_tokens counts tokens, but these data are not tokens"):
         dataclasses.replace(config, data=DataConfig())

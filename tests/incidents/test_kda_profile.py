@@ -9,9 +9,9 @@ from kda_runs import SHRUNKEN
 from memfix.errors import UsageError
 from memfix.incidents.config import RunConfig
 from memfix.incidents.fit_step import fit_step, growth_of
-from memfix.incidents.incident import load_config, silent
+from memfix.incidents.incident import load_config
 from memfix.incidents.kda_transitions import incident as declared
-from memfix.incidents.kda_transitions.incident import grown, incident, is_of_the_report
+from memfix.incidents.kda_transitions.incident import incident, is_of_the_report, layer_growth
 from memfix.incidents.measured_step import MeasurableStep
 from memfix.incidents.profile import BACKWARD, LATER_FORWARDS, LATER_STEP, OPTIMIZER, PARAMETERS, Profile
 from memfix.incidents.profile_step import profile
@@ -19,6 +19,7 @@ from memfix.incidents.stand_in import StandIns, kept_inputs
 from memfix.meters import get_meter
 from memfix.meters.base import Reading
 from memfix.meters.stages import Stage, listening
+from memfix.progress import silent
 
 METER = get_meter("simulated")
 # one batch of two sequences, 2 heads of 8: a state is 1 KiB a sequence
@@ -139,10 +140,10 @@ def test_the_layer_is_named_in_which_the_card_ends(streamed: Profile) -> None:
     def crossing(capacity: int) -> str:
         return declared._crossing(streamed.reading.stages, capacity)
 
-    assert "are crossed in: layer 2, which finds " in crossing(stages(streamed)["layer 2"].peak_bytes - 1)
-    assert "suffice" in crossing(streamed.peak_bytes)
-    assert "are crossed in: " in crossing(streamed.peak_bytes - 1)
-    assert any(line.startswith("24.00 GiB suffice: ") for line in streamed.conclusions)
+    assert " first in: layer 2, which starts at " in crossing(stages(streamed)["layer 2"].peak_bytes - 1)
+    assert "the step fits in " in crossing(streamed.peak_bytes)
+    assert " first in: " in crossing(streamed.peak_bytes - 1)
+    assert any(line.startswith("the step fits in 24.00 GiB: ") for line in streamed.conclusions)
 
 
 def test_forms_are_compared_by_the_layers_that_fit(streamed: Profile) -> None:
@@ -163,14 +164,14 @@ def test_the_line_ends_where_layers_stop_fitting() -> None:
     (fit,) = fit_step(incident, config, growth_of(incident, None), [capacity])
     fits = {row.value: row.fits for row in fit.tried}
     assert (fits[fit.value], fits[fit.value + 1]) == (True, False)
-    assert abs(grown(config, capacity, METER).most - fit.value) <= 1
+    assert abs(layer_growth(config, capacity, METER).most - fit.value) <= 1
     # the rows of each stage look at all buffers: those of hundreds of layers would take longer than the step
     assert not any(row.reading.stages for row in fit.tried)
 
 
 # ---------------------------------------------------------------- beside the report
 def test_figures_of_the_report_stand_beside_its_own_shape_only(streamed: Profile) -> None:
-    assert all(row.beside is None for row in streamed.rows)
+    assert all(row.reported is None for row in streamed.rows)
     assert is_of_the_report(load_config(incident, "hn_xs.yaml"))
     assert not is_of_the_report(load_config(incident, "hn_xs.yaml", ["training.batch_tokens=2048"]))
     assert not is_of_the_report(load_config(incident, "hn_s.yaml"))

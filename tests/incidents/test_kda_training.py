@@ -67,7 +67,7 @@ def test_the_configs_have_the_reports_keys(name: str, shape: tuple[int, ...]) ->
         ("model.kda_memory_chunk_size=-1", "model.kda_memory_chunk_size must be at least 1, got -1"),
         ("model.kda_memory_chunk_size=64.5", "model.kda_memory_chunk_size must be an int, got '64.5'"),
         ("model.kda_mode=parallel", "model.kda_mode must be one of scan, sequential, got 'parallel'"),
-        ("training.batch_size=2", "training: batch_tokens stands in place of batch_size: give one of them"),
+        ("training.batch_size=2", "training: batch_tokens replaces batch_size: give one of them"),
         (
             "training.batch_tokens=30",
             "training.batch_tokens must be a multiple of data.context_length, 20, got 30: a forward takes whole",

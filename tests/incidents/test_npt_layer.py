@@ -78,7 +78,7 @@ def test_nothing_is_kept_when_the_feed_forward_has_run() -> None:
     layer = NptLinear(nn.Linear(WIDTH, FFN_WIDTH).double(), 2)
     layer.remember(layer, (), hidden_states())
     layer(hidden_states())
-    with pytest.raises(RuntimeError, match="the attention of this layer has not run before its feed-forward"):
+    with pytest.raises(RuntimeError, match="the feed-forward of this layer ran before its attention"):
         layer(hidden_states())
 
 
@@ -114,7 +114,7 @@ def test_a_layer_that_cannot_be(settings: dict[str, Any], error: type[Exception]
 
 
 def test_a_projection_of_another_kind_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"must be an nn.Linear, or keep its weight as \[D, F\].*got Embedding"):
+    with pytest.raises(TypeError, match=r"must be an nn.Linear, or have a weight of \[D, F\].*got Embedding"):
         NptLinear(nn.Embedding(WIDTH, FFN_WIDTH), 2)
 
 
@@ -206,7 +206,7 @@ def test_a_conversion_that_cannot_be_leaves_the_model_alone(settings: dict[str, 
 def test_a_layer_is_not_converted_twice() -> None:
     model = Decoder(GPT2Block)
     convert(model, num_layers=1, rank=2)
-    with pytest.raises(UsageError, match="layer 2 is converted already: undo that conversion first"):
+    with pytest.raises(UsageError, match="layer 2 was converted already: undo that conversion first"):
         convert(model, num_layers=2, rank=2)
 
 

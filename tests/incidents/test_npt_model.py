@@ -19,7 +19,7 @@ from memfix.incidents.incident import load_config
 from memfix.incidents.npt_weight_delta.incident import RUNS, incident
 from memfix.incidents.npt_weight_delta.int8_linear import Int8Linear
 from memfix.incidents.npt_weight_delta.model import SIZES, Decoder
-from memfix.incidents.profile import ITSELF, MeasuredRun, ReportedRun, run_columns
+from memfix.incidents.profile import STEP_FAILED_PREFIX, MeasuredRun, ReportedRun, run_columns
 from memfix.incidents.training import Run, train
 from memfix.meters import get_meter
 
@@ -62,7 +62,7 @@ def test_what_trains_is_a_and_b_of_the_converted_layers(file: str, count: int) -
 
 def test_more_tokens_than_gpt2_has_positions() -> None:
     ids = torch.zeros(1, 65, dtype=torch.int64)
-    with pytest.raises(UsageError, match="65 tokens, and the table of positions has 64"):
+    with pytest.raises(UsageError, match="at most 64 tokens, the rows of the table of positions, got 65: lower data"):
         Decoder(SIZES["tiny_gpt2"])(ids, ids)
 
 
@@ -139,11 +139,11 @@ def test_fp16_has_float32_masters_of_what_trains_alone() -> None:
         (["optimization.mixed_precision=fp17"], "optimization.mixed_precision must be one of fp16, bf16, got 'fp17'"),
         (
             ["optimization.mixed_precision=fp16", "training.precision=bfloat16"],
-            "optimization.mixed_precision is fp16, and training.precision bfloat16: give one of them",
+            "optimization.mixed_precision fp16 contradicts training.precision bfloat16: give one of them",
         ),
         (
             ["optimization.use_cpu_offload=true", "model.form=naive"],
-            "model.form is naive, and optimization.use_cpu_offload and use_8bit choose the form themselves",
+            "optimization.use_cpu_offload and use_8bit choose the form: model.form must be auto with them, got naive",
         ),
         (["model.converted_layers=5"], "converted_layers 5 from layer 0 on: tiny_llama has 4 layers"),
         (["model.first_converted=3"], "converted_layers 2 from layer 3 on: tiny_llama has 4 layers"),
@@ -161,8 +161,8 @@ def test_8_bits_are_not_for_a_cpu() -> None:
     with pytest.raises(UsageError) as refused:
         Run(incident, tiny("optimization.use_8bit=true"), ALONE)
     assert str(refused.value) == (
-        "optimization.use_8bit is for a GPU, whose memory 8-bit weights save; the run is on the CPU: "
-        "set optimization.use_8bit=false, or training.device=cuda where there is a GPU"
+        "optimization.use_8bit needs a GPU, and the run is on the CPU: "
+        "set optimization.use_8bit=false, or training.device=cuda if there is a GPU"
     )
 
 
@@ -207,8 +207,8 @@ def simulated(run: ReportedRun) -> int:
 
 def test_bytes_grow_in_a_line_with_the_converted_layers() -> None:
     all_layers = ("model.converted_layers=4", "model.form=reported", "data.context_length=16")
-    run = ReportedRun("basic", "config.yaml", all_layers, "", "", line_along="model.converted_layers")
-    assert simulated(run) == simulated(dataclasses.replace(run, line_along=None))
+    run = ReportedRun("basic", "config.yaml", all_layers, "", "", linear_in="model.converted_layers")
+    assert simulated(run) == simulated(dataclasses.replace(run, linear_in=None))
 
 
 def test_a_simulation_has_two_forwards_for_any_number() -> None:
@@ -227,7 +227,7 @@ def _tiny_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     def later_step_bytes(of: Any, config: RunConfig, *_: Any) -> int:
         if config.model.form == "naive":
-            raise MeasurementError(f"{ITSELF}out of memory")
+            raise MeasurementError(f"{STEP_FAILED_PREFIX}out of memory")
         return 5
 
     monkeypatch.setattr(profile_step, "later_step_bytes", later_step_bytes)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from memfix.errors import MeasurementError, UsageError
 from memfix.incidents.config import RunConfig
 from memfix.incidents.decoder_parts import FeedForward
-from memfix.incidents.incident import load_config, silent
+from memfix.incidents.incident import load_config
 from memfix.incidents.long_context_loss import incident as declared
 from memfix.incidents.long_context_loss.incident import (
     LOGITS,
@@ -35,13 +35,13 @@ from memfix.incidents.long_context_loss.model import (
 )
 from memfix.incidents.measured_step import MeasurableStep
 from memfix.incidents.profile import (
+    ACTIVATIONS,
     BACKWARD,
     GRADIENTS,
     LATER_FORWARDS,
     LATER_STEP,
     OPTIMIZER,
     PARAMETERS,
-    REST,
     STATES,
     Profile,
     Row,
@@ -53,6 +53,7 @@ from memfix.meters import get_meter
 from memfix.meters.base import Reading
 from memfix.meters.one_rank import one_rank_of
 from memfix.meters.stages import Stage, listening
+from memfix.progress import silent
 
 T, D, V, LAYERS, HEAD_WIDTH, E = 300, 64, 512, 2, 16, 2
 TINY = ("model.size=tiny", "model.attention_type=dense", "model.loss_form=recompute", f"data.context_length={T}")
@@ -135,7 +136,7 @@ def test_gradients_and_states_are_told_from_activations(tiny: Profile) -> None:
     assert found[LATER_STEP].kinds[STATES] == at_the_end[STATES]
     for row in tiny.rows:
         assert sum(row.kinds.values()) == row.stage.peak_bytes
-        assert sum(allocation.bytes for allocation in row.rest) == row.kinds[REST]
+        assert sum(allocation.bytes for allocation in row.activations) == row.kinds[ACTIVATIONS]
 
 
 @pytest.mark.parametrize(
@@ -280,11 +281,11 @@ def test_a_rank_of_two_holds_half_of_the_model_and_all_of_the_activations(tiny: 
     for kind in (PARAMETERS, GRADIENTS):
         assert half[OPTIMIZER].kinds[kind] == alone[OPTIMIZER].kinds[kind] / 2
     # nothing as large as the whole model, only what is being unpacked for one kernel
-    assert half[OPTIMIZER].kinds[REST] < half[OPTIMIZER].kinds[PARAMETERS] / 4
+    assert half[OPTIMIZER].kinds[ACTIVATIONS] < half[OPTIMIZER].kinds[PARAMETERS] / 4
     assert half[OPTIMIZER].stage.peak_bytes < alone[OPTIMIZER].stage.peak_bytes
     # what each layer leaves for backward is whole: its input
     assert half[OTHER_LAYERS].stage.added_bytes == alone[OTHER_LAYERS].stage.added_bytes
-    assert half[LATER_STEP].kinds[REST] >= alone[LATER_STEP].kinds[REST]
+    assert half[LATER_STEP].kinds[ACTIVATIONS] >= alone[LATER_STEP].kinds[ACTIVATIONS]
     assert half[LATER_STEP].stage.peak_bytes > alone[LATER_STEP].stage.peak_bytes / 2
     assert not ASIDES & half.keys()
     assert sharded.reading.exact  # FSDP2's packing was held against an H200
@@ -333,7 +334,7 @@ def test_the_reports_step_has_the_reports_sizes() -> None:
 
 
 def test_figures_of_the_report_stand_beside_its_own_step_only(tiny: Profile) -> None:
-    assert all(row.beside is None for row in tiny.rows)
+    assert all(row.reported is None for row in tiny.rows)
 
     def is_its_own(*overrides: str, world_size: int = 1) -> bool:
         return is_of_the_report(load_config(incident, incident.config, overrides), world_size)
@@ -358,7 +359,9 @@ def test_a_world_of_no_ranks_is_refused() -> None:
 
 
 def test_a_rank_without_the_others_is_simulated_only() -> None:
-    with pytest.raises(UsageError, match="world_size 2 is one rank without the others: use the simulated meter"):
+    with pytest.raises(
+        UsageError, match="only the simulated meter can measure one rank of 2 without the others: use it"
+    ):
         tiny_profile(world_size=2, meter="cuda")
     with pytest.raises(UsageError, match="nvml samples a process and sees no stages"):
         tiny_profile(meter="nvml")

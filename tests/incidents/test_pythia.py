@@ -107,7 +107,7 @@ def test_a_config_that_makes_no_model(settings: dict[str, Any], message: str) ->
 def test_more_tokens_than_positions() -> None:
     model, _ = create_pythia_70m(5, device="meta", layers=1, width=4, heads=1, max_positions=3)
     ids_BT = torch.zeros(1, 4, dtype=torch.int64, device="meta")
-    with pytest.raises(UsageError, match="4 tokens, and the table of positions has 3: raise model"):
+    with pytest.raises(UsageError, match="at most 3 tokens, the rows of the table of positions, got 4: raise model"):
         model(ids_BT, ids_BT)
 
 

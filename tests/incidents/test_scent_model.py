@@ -102,7 +102,7 @@ def test_a_context_may_be_wider_than_it_is_long() -> None:
         ),
         (
             lambda: Attention(8, 4)(torch.ones(2, 3, 8), torch.ones(1, 5, 4)),
-            "the context has batch size 1, and the queries 2",
+            "the context must have the queries' batch size 2, got 1",
         ),
     ],
 )
@@ -117,7 +117,7 @@ def test_layers_refuse(call: Any, message: str) -> None:
         ("model.heads=3", "heads must divide the width 16, got 3"),
         ("model.latent_dim=9", "heads must divide the width 9, got 2"),
         ("model.query_chunk=0", "model.query_chunk must be at least 1, got 0"),
-        ("model.query_chunk=2", "query_chunk is for attention query_chunks in decoder self, and attention is naive"),
+        ("model.query_chunk=2", "query_chunk in decoder self needs attention auto or query_chunks, got naive"),
         ("model.latent_tokens=5", "latent_tokens must be a square number, got 5"),
         ("model.feature_dim=6", "feature_dim must be a multiple of 4, got 6"),
         ("model.attention=flash", "model.attention must be one of auto, query_chunks, sdpa, naive, got 'flash'"),

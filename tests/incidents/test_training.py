@@ -291,9 +291,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"data_seed": 1}, "its place in the data means nothing in other data: data.seed 0 -> 1"),
-        ({"steps": 1}, "1 steps are done of 1; raise training.steps"),
-        ({"width": 9}, "another model: embedding.weight is [40, 8] there, [40, 9] here"),
+        ({"data_seed": 1}, "saved with other data, in which its position has no meaning: data.seed 0 -> 1"),
+        ({"steps": 1}, "1 of 1 steps are done; raise training.steps"),
+        ({"width": 9}, "saved with another model: embedding.weight is [40, 8] in the file, [40, 9] in this model"),
     ],
 )
 def test_a_file_of_another_run_is_refused(saved: Path, settings: dict[str, Any], message: str) -> None:
@@ -303,7 +303,7 @@ def test_a_file_of_another_run_is_refused(saved: Path, settings: dict[str, Any],
 
 
 def test_a_file_of_another_incident_is_refused(saved: Path) -> None:
-    with pytest.raises(UsageError, match=r"run.pt: a run of toy, not of other$"):
+    with pytest.raises(UsageError, match=r"run.pt: saved by a run of toy, not of other$"):
         Run(dataclasses.replace(toy, package="other"), run_config(), ALONE).resume(saved)
 
 
@@ -325,7 +325,7 @@ def test_a_file_cut_short_is_refused_in_words(saved: Path, tmp_path: Path) -> No
         with pytest.raises(UsageError) as refused:
             steps_of(resume=cut)
         assert str(refused.value).startswith(
-            f"{cut}: cannot be read as the checkpoint file: it was cut short, or something else wrote it ("
+            f"{cut}: cannot be read as the checkpoint file: it was cut short, or another program wrote it ("
         )
         assert "\n" not in str(refused.value)
 
@@ -336,7 +336,9 @@ def test_a_file_with_a_wrong_byte_is_refused(saved: Path, tmp_path: Path) -> Non
     content[content.index(weight) + 5] ^= 1
     path = tmp_path / "damaged.pt"
     path.write_bytes(content)
-    with pytest.raises(UsageError, match=r"damaged.pt: the checkpoint file is damaged: .*/data/\d+ is not what was"):
+    with pytest.raises(
+        UsageError, match=r"damaged.pt: the checkpoint file is damaged: .*/data/\d+ does not match its checksum$"
+    ):
         steps_of(resume=path)
 
 
@@ -351,8 +353,8 @@ def test_a_file_of_another_version_is_refused(saved: Path, tmp_path: Path, versi
 def test_a_file_that_is_not_ours_is_refused_and_runs_nothing(saved: Path, tmp_path: Path) -> None:
     path, sprung = tmp_path / "other.pt", tmp_path / "sprung"
     for content, message in (
-        (torch.zeros(3), "torch wrote it, but it is no memfix training checkpoint"),
-        ({"model": {}}, "torch wrote it, but it is no memfix training checkpoint"),
+        (torch.zeros(3), "a file of torch, but not a memfix training checkpoint"),
+        ({"model": {}}, "a file of torch, but not a memfix training checkpoint"),
         (Trap(str(sprung)), "cannot be read as the checkpoint file: "),
     ):
         torch.save(content, path)

@@ -21,8 +21,8 @@ ALONE = World(0, 1, torch.device("cpu"))
 
 @dataclass(frozen=True)
 class ToyConfig:
-    width: int = setting(8, low=1, about="of the hidden states")
-    dropout: float = setting(0.0, low=0, below=1, about="share of hidden states that are dropped")
+    width: int = setting(8, low=1, about="width of the hidden states")
+    dropout: float = setting(0.0, low=0, below=1, about="dropout of the hidden states")
     broken_after: int | None = setting(None, low=0, about="forwards after which the loss is not a number")
 
 

@@ -14,14 +14,15 @@ import torch
 from ...fit import Tried
 from ...meters.base import Meter
 from ...meters.stages import Stage
+from ...progress import Say, silent
 from ...units import format_bytes
 from ..config import RunConfig
 from ..decoder_parts import layer_stage
-from ..incident import Growth, Incident, Say, silent
+from ..incident import Growth, Incident
 from ..measured_step import repeated_reading
-from ..profile import Beside
+from ..profile import ReportedFigure
 from ..schema import setting
-from ..staged_reading import Measured
+from ..staged_reading import StagedReading
 from ..stand_in import StandIn, StandIns, kept_inputs, measure_footprint
 from ..step import Precision
 from ..tokens import TokenData, num_token_targets, token_batches
@@ -37,18 +38,22 @@ COMPARED_UP_TO = 1024  # tokens of a sequence: most forms loop over tokens, whic
 class ModelConfig:
     """The ``model`` section: the arguments of :class:`LanguageModel`, by name."""
 
-    layers: int = setting(low=1, about="layers, each a KDA block and a feed-forward")
-    width: int = setting(low=1, about="of the hidden states")
-    heads: int = setting(low=1, about="heads of a KDA block")
-    head_width: int = setting(low=1, about="dk: keys and queries of a head")
-    value_width: int | None = setting(None, low=1, about="dv: values of a head; null: as wide as keys")
-    ffn_width: int = setting(low=1, about="of the feed-forward")
-    vocabulary: int = setting(low=2, about="tokens that there are")
+    layers: int = setting(low=1, about="number of layers, each a KDA block and a feed-forward")
+    width: int = setting(low=1, about="width of the hidden states")
+    heads: int = setting(low=1, about="heads per KDA block")
+    head_width: int = setting(low=1, about="dk: width of keys and queries per head")
+    value_width: int | None = setting(None, low=1, about="dv: width of values per head; null: the same as of keys")
+    ffn_width: int = setting(low=1, about="inner width of the feed-forward")
+    vocabulary: int = setting(low=2, about="number of different tokens")
     kda_memory_chunk_size: int = setting(
-        DEFAULT_CHUNK_SIZE, low=1, about="tokens of a chunk of the scan; 32 to 128, others warn"
+        DEFAULT_CHUNK_SIZE, low=1, about="tokens per chunk of the scan; a value outside 32 to 128 gives a warning"
     )
-    kda_mode: str = setting(SCAN, choices=KDA_MODES, about="states by chunks, or token by token")
-    kda_form: str = setting("auto", choices=SCAN_FORMS, about="of the scan; naive and reported are the report's own")
+    kda_mode: str = setting(
+        SCAN, choices=KDA_MODES, about="scan computes states chunk by chunk, sequential token by token"
+    )
+    kda_form: str = setting(
+        "auto", choices=SCAN_FORMS, about="form of the scan; naive and reported are the report's own code"
+    )
 
 
 def build_model(config: ModelConfig, *, gradient_checkpointing: bool = False, **where: Any) -> LanguageModel:
@@ -107,7 +112,7 @@ def _shapes(config: RunConfig, num_tokens: int) -> list[tuple[tuple[int, ...], t
 
 # ---------------------------------------------------------------- layers that fit
 @dataclass(frozen=True)
-class Grown:
+class LayerGrowth:
     """How a step's peak grows with the number of layers. All layers are alike, so it grows in a straight line."""
 
     op_bytes: int
@@ -117,7 +122,7 @@ class Grown:
     """The largest number of layers that fit."""
 
 
-def grown(config: RunConfig, capacity_bytes: int, meter: Meter, say: Say = silent) -> Grown:
+def layer_growth(config: RunConfig, capacity_bytes: int, meter: Meter, say: Say = silent) -> LayerGrowth:
     """Measure steps with half of the run's layers and with all, and extrapolate; ``memfix fit`` tries the end too."""
     stand_ins = _stand_ins(config, meter, say)
     tried = []
@@ -128,7 +133,7 @@ def grown(config: RunConfig, capacity_bytes: int, meter: Meter, say: Say = silen
     few, many = tried
     bytes_a_layer = (many.bytes - few.bytes) // (many.value - few.value)
     op_bytes = stand_ins.footprints[op_name(config)].forward_peak_bytes if stand_ins else 0
-    return Grown(op_bytes, bytes_a_layer, max(0, few.value + (capacity_bytes - few.bytes) // bytes_a_layer))
+    return LayerGrowth(op_bytes, bytes_a_layer, max(0, few.value + (capacity_bytes - few.bytes) // bytes_a_layer))
 
 
 # ---------------------------------------------------------------- beside the report
@@ -138,7 +143,7 @@ def is_of_the_report(config: RunConfig) -> bool:
     return shape == (16, 256, 8, 64)
 
 
-def _beside(measured: Measured) -> Mapping[str, Beside]:
+def _reported_figures(measured: StagedReading) -> Mapping[str, ReportedFigure]:
     """The report's figure for the op, before or after its fix, beside the first layer."""
     config = measured.config
     if measured.stand_ins is None or not is_of_the_report(config):
@@ -147,10 +152,10 @@ def _beside(measured: Measured) -> Mapping[str, Beside]:
     footprint = measured.stand_ins.footprints[op_name(config)]
     took, kept = (format_bytes(size) for size in (footprint.forward_peak_bytes, footprint.held_bytes))
     why = f"the op takes {took} at once, and keeps {kept} until backward"
-    return {layer_stage(0): Beside(figure, why, "KDA-10, KDA-20, KDA-34")}
+    return {layer_stage(0): ReportedFigure(figure, why, "KDA-10, KDA-20, KDA-34")}
 
 
-def _conclusions(measured: Measured) -> Iterator[str]:
+def _conclusions(measured: StagedReading) -> Iterator[str]:
     config, capacity = measured.config, measured.capacity_bytes
     of_layers = [measured.stages[layer_stage(number)] for number in range(config.model.layers)]
     kept = sum(stage.added_bytes for stage in of_layers)
@@ -171,19 +176,19 @@ def _crossing(stages: tuple[Stage, ...], capacity: int) -> str:
     over = next((stage for stage in stages if stage.peak_bytes > capacity), None)
     if over is None:
         highest = max(stage.peak_bytes for stage in stages)
-        return f"{format_bytes(capacity)} suffice: {format_bytes(highest)} at the highest"
-    found = format_bytes(over.start_bytes)
-    return f"{format_bytes(capacity)} are crossed in: {over.name}, which finds {found} there already"
+        return f"the step fits in {format_bytes(capacity)}: its peak is {format_bytes(highest)}"
+    start = format_bytes(over.start_bytes)
+    return f"the step exceeds {format_bytes(capacity)} first in: {over.name}, which starts at {start}"
 
 
-def _compared(measured: Measured) -> Iterator[str]:
+def _compared(measured: StagedReading) -> Iterator[str]:
     """For each form, how the run's peak grows with its layers, and how many layers fit."""
     if measured.config.data.context_length > COMPARED_UP_TO:
         return
     capacity = measured.capacity_bytes
     for form in COMPARED:
         config = measured.config.replaced({"model.kda_form": form, "model.kda_mode": SCAN})
-        found = grown(config, capacity, measured.meter, measured.say)
+        found = layer_growth(config, capacity, measured.meter, measured.say)
         yield (
             f"{op_name(config)}: {format_bytes(found.op_bytes)} at once, "
             f"{format_bytes(found.bytes_a_layer)} a layer: {found.most} layers fit in {format_bytes(capacity)}"
@@ -204,6 +209,6 @@ incident = Incident(
     grows=(Growth("model.layers", unit="layers", keeps_stand_ins=True),),
     describe=_describe,
     stand_ins=_stand_ins,
-    beside=_beside,
+    reported_figures=_reported_figures,
     conclusions=_conclusions,
 )

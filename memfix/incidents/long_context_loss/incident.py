@@ -23,13 +23,14 @@ from ...meters.stages import stage
 from ...ops.linear_cross_entropy.reported import reported_linear_cross_entropy
 from ...ops.nsa import nsa
 from ...ops.rope import RotaryEmbedding
+from ...progress import Say
 from ...units import GiB, format_bytes
 from ..config import RunConfig
 from ..decoder_parts import FeedForward
-from ..incident import Growth, Incident, Say
-from ..profile import BACKWARD, GRADIENTS, OPTIMIZER, PARAMETERS, STATES, Beside
+from ..incident import Growth, Incident
+from ..profile import BACKWARD, GRADIENTS, OPTIMIZER, PARAMETERS, STATES, ReportedFigure
 from ..schema import setting
-from ..staged_reading import Asides, Measured, on_first_output
+from ..staged_reading import Asides, StagedReading, on_first_output
 from ..stand_in import Footprint, StandIn, StandIns, measure_footprint
 from ..step import Precision
 from ..tokens import TokenBatch, TokenData, labelled_batches, num_token_targets
@@ -64,14 +65,20 @@ WARMUP_TOKENS = 64
 class ModelConfig:
     """The ``model`` section."""
 
-    size: str = setting(choices=SIZES, about="which decoder")
-    attention_type: str = setting("nsa", choices=ATTENTION_TYPES, about="native sparse attention, or dense and causal")
+    size: str = setting(choices=SIZES, about="the decoder, by its size")
+    attention_type: str = setting(
+        "nsa",
+        choices=ATTENTION_TYPES,
+        about="nsa is native sparse attention; dense is causal attention to all tokens before",
+    )
     loss_form: str = setting(
         "auto",
         choices=LOSS_FORMS,
-        about="of linear_cross_entropy; auto: a chunked one, at any length; reported: its fix",
+        about="form of linear_cross_entropy; auto chooses a chunked form at any length; reported is the report's fix",
     )
-    rows_per_chunk: int | None = setting(None, low=1, about="tokens of a chunk of the loss; null: as the form has it")
+    rows_per_chunk: int | None = setting(
+        None, low=1, about="tokens per chunk of the loss; null: the form's own default"
+    )
 
 
 def _size(config: RunConfig) -> ModelSize:
@@ -205,7 +212,7 @@ def is_of_the_report(config: RunConfig, world_size: int = 1) -> bool:
     return step == (REPORT_SIZE, 131_072, 1, "pure_bfloat16", 1)
 
 
-def _beside(measured: Measured) -> Mapping[str, Beside]:
+def _reported_figures(measured: StagedReading) -> Mapping[str, ReportedFigure]:
     """The report's figure for each stage and why ours differs. Figures in the sentences are measured, not quoted."""
     if not is_of_the_report(measured.config, measured.world_size):
         return {}
@@ -216,19 +223,31 @@ def _beside(measured: Measured) -> Mapping[str, Beside]:
     of_which = f"{format_bytes(feed_forward)} of {added[WHOLE_LAYER]} are" if feed_forward else "most of it is"
     both = format_bytes(measured.parameter_bytes + stages[ROPE_TABLES].added_bytes)
     return {
-        PARAMETERS: Beside("8.72 GB", f"it counts a RoPE table in every layer: {added[ROPE_TABLES]}", "LOG-29"),
-        ROPE_TABLES: Beside("8.72 GB", f"{both} without our tokens and table; its GB are GiB", "LOG-29"),
-        EMBEDDING: Beside("9.35 GB", f"the same tables; hidden states are {added[EMBEDDING]} in both", "LOG-31"),
-        WHOLE_LAYER: Beside("25.87 GB", f"{of_which} the feed-forward's", "LOG-34"),
-        LOGITS: Beside("62.97 GB", f"25.87 and logits of {added[LOGITS]}, called layer activations", "LOG-33"),
-        STANDARD: Beside("OOM (111 GB)", "the loss alone, in a column of totals", "LOG-35"),
-        REPORTED: Beside("~66 GB", f"without gradients; with them {added[REPORTED]} stay", "LOG-36, LOG-37"),
-        BACKWARD: Beside("60-90 GB", f"reached only with a loss that is held; {peaks[BACKWARD]} without", "LOG-38"),
-        OPTIMIZER: Beside("-", "the report counts no gradients and no states of AdamW", "LOG-46"),
+        PARAMETERS: ReportedFigure(
+            "8.72 GB", f"it includes a RoPE table in every layer: {added[ROPE_TABLES]}", "LOG-29"
+        ),
+        ROPE_TABLES: ReportedFigure("8.72 GB", f"parameters and tables take {both}; the report's GB are GiB", "LOG-29"),
+        EMBEDDING: ReportedFigure(
+            "9.35 GB", f"it includes the same tables; hidden states take {added[EMBEDDING]} in both", "LOG-31"
+        ),
+        WHOLE_LAYER: ReportedFigure("25.87 GB", f"{of_which} the feed-forward's", "LOG-34"),
+        LOGITS: ReportedFigure(
+            "62.97 GB", f"25.87 GB and the logits, {added[LOGITS]}, which the report calls layer activations", "LOG-33"
+        ),
+        STANDARD: ReportedFigure("OOM (111 GB)", "it is the loss alone, in a column of totals", "LOG-35"),
+        REPORTED: ReportedFigure(
+            "~66 GB", f"it leaves out gradients; with them {added[REPORTED]} stay allocated", "LOG-36, LOG-37"
+        ),
+        BACKWARD: ReportedFigure(
+            "60-90 GB",
+            f"only a step that holds the loss's tensors needs as much; ours needs {peaks[BACKWARD]}",
+            "LOG-38",
+        ),
+        OPTIMIZER: ReportedFigure("-", "the report counts no gradients and no states of AdamW", "LOG-46"),
     }
 
 
-def _feed_forward_bytes(measured: Measured) -> int | None:
+def _feed_forward_bytes(measured: StagedReading) -> int | None:
     """The bytes alive at the end of ``WHOLE_LAYER`` that the feed-forward allocated; None without a timeline."""
     timeline = measured.reading.timeline
     if timeline is None:
@@ -243,23 +262,23 @@ def _feed_forward_bytes(measured: Measured) -> int | None:
     )  # fmt: skip
 
 
-def _conclusions(measured: Measured) -> Iterator[str]:
+def _conclusions(measured: StagedReading) -> Iterator[str]:
     """The highest peak, and whether it fits, in one sentence."""
     own = [place for place, one in enumerate(measured.reading.stages) if one.name not in measured.asides.names]
     highest = max(own, key=lambda place: measured.reading.stages[place].peak_bytes)
     peak = measured.reading.stages[highest].peak_bytes
     if measured.config.model.size != REPORT_SIZE:
-        yield f"{format_bytes(peak)} at the highest"
+        yield f"the peak is {format_bytes(peak)}"
     elif measured.world_size == 1:
-        fits = "fits" if peak <= REPORT_CAPACITY_BYTES else "does not fit"
-        yield f"{format_bytes(peak)} at the highest; the report's {format_bytes(REPORT_CAPACITY_BYTES)}: {fits}"
+        fits = "fits in" if peak <= REPORT_CAPACITY_BYTES else "does not fit in"
+        yield f"the peak of {format_bytes(peak)} {fits} the report's {format_bytes(REPORT_CAPACITY_BYTES)}"
     else:
         kinds, _ = measured.held_at_peaks()[highest]
         share = sum(kinds[kind] for kind in (PARAMETERS, GRADIENTS, STATES))
         yield (
-            f"{format_bytes(peak)} at the highest on each of {measured.world_size} ranks: {format_bytes(share)} "
-            f"are its share of parameters, gradients and states, {format_bytes(peak - share)} are whole on every rank. "
-            "The report's 68 GB do not become 34 by a second GPU (LOG-39, LOG-44)"
+            f"the peak on each of {measured.world_size} ranks is {format_bytes(peak)}: {format_bytes(share)} are its "
+            f"share of parameters, gradients and states, {format_bytes(peak - share)} are whole on every rank. "
+            "A second GPU does not halve the report's 68 GB (LOG-39, LOG-44)"
         )
 
 
@@ -281,6 +300,6 @@ incident = Incident(
     stand_ins=_stand_ins,
     warm_up=lambda batch: tuple(tensor_BT1[:, : WARMUP_TOKENS + 1] for tensor_BT1 in batch),
     asides=_asides,
-    beside=_beside,
+    reported_figures=_reported_figures,
     conclusions=_conclusions,
 )

@@ -46,7 +46,7 @@ class Conversion:
         """Put the original projections back and remove the hooks. The trained parameters stay in ``layers``."""
         for parts, layer in zip(self._parts, self.layers, strict=True):
             if parts.base is not layer:
-                raise UsageError("this conversion is undone already, or the model was changed after it")
+                raise UsageError("this conversion was undone already, or the model was changed after it")
         for parts, layer, hook in zip(self._parts, self.layers, self._hooks, strict=True):
             setattr(parts.feed_forward, parts.projection, layer.base)
             hook.remove()
@@ -70,7 +70,7 @@ def convert(
     attention acts through the weight alone, as published. Without it, the output of attention is also added to the
     hidden states, and the converted model starts with the results of the original one.
     """
-    decoder = decoder_parts(model)
+    decoder = layer_parts_of(model)
     require_at_least_one("num_layers", num_layers)
     first = len(decoder) - num_layers if first_layer is None else require_int("first_layer", first_layer, at_least=0)
     if not 0 <= first <= len(decoder) - num_layers:
@@ -80,7 +80,7 @@ def convert(
     parts = decoder[first : first + num_layers]
     for place, one in enumerate(parts, first):
         if isinstance(one.base, NptLinear):
-            raise UsageError(f"layer {place} is converted already: undo that conversion first")
+            raise UsageError(f"layer {place} was converted already: undo that conversion first")
     layers = tuple(
         NptLinear(one.base, rank, modulation=modulation, form=form, drops_attention=drops_attention) for one in parts
     )
@@ -93,7 +93,7 @@ def convert(
     return Conversion(layers, parts, hooks, frozen)
 
 
-def decoder_parts(model: nn.Module) -> tuple[LayerParts, ...]:
+def layer_parts_of(model: nn.Module) -> tuple[LayerParts, ...]:
     """The layers of a decoder: those of the first ModuleList in which all have an attention and a feed-forward."""
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module):

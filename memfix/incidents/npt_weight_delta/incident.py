@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from ...errors import UsageError
-from ...units import format_bytes
-from ..config import OptimizationConfig, RunConfig
+from ..config import ReportSwitches, RunConfig
 from ..incident import Growth, Incident
 from ..profile import ReportedRun
 from ..schema import setting
-from ..staged_reading import Measured
 from ..tokens import TokenData, num_token_targets, token_batches
 from .conversion import convert
 from .int8_linear import description, make_8bit
@@ -28,15 +25,23 @@ WARMUP_TOKENS = 8
 class ModelConfig:
     """The ``model`` section."""
 
-    size: str = setting(choices=SIZES, about="which decoder, in its published shape")
-    converted_layers: int = setting(low=1, about="layers whose attention changes the weight of their feed-forward")
-    first_converted: int | None = setting(None, low=0, about="the first of them, counted from 0; null: the last layers")
-    rank: int = setting(low=1, about="of the change")
-    modulation: str = setting(LINEAR, choices=MODULATIONS, about="attention @ A, or 0.1 * tanh of it")
-    drops_attention: bool = setting(
-        True, about="attention acts through the weight alone, as published; false: its output is added as well"
+    size: str = setting(choices=SIZES, about="the decoder, in its published shape")
+    converted_layers: int = setting(
+        low=1, about="number of layers whose attention changes the weight of their feed-forward"
     )
-    form: str = setting("auto", choices=FORMS, about="of npt_linear; naive and reported are the report's own")
+    first_converted: int | None = setting(
+        None, low=0, about="the first converted layer, counted from 0; null: the last layers are converted"
+    )
+    rank: int = setting(low=1, about="rank of the change of the weight")
+    modulation: str = setting(
+        LINEAR, choices=MODULATIONS, about="linear is attention @ A; tanh is 0.1 * tanh(attention @ A)"
+    )
+    drops_attention: bool = setting(
+        True,
+        about="attention acts only through the weight, as published; false: its output is also added to the hidden "
+        "states",
+    )
+    form: str = setting("auto", choices=FORMS, about="form of npt_linear; naive and reported are the report's own code")
 
     def __post_init__(self) -> None:
         layers = SIZES[self.size].layers
@@ -48,14 +53,16 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
-class NptOptimization(OptimizationConfig):
+class NptSwitches(ReportSwitches):
     """The ``optimization`` section, with the report's names."""
 
-    use_cpu_offload: bool = setting(False, about="compute the change of low rank on the CPU")
+    use_cpu_offload: bool = setting(False, about="compute the low-rank change of the weight on the CPU")
     mixed_precision: str | None = setting(
-        None, choices=PRECISION_OF, about="sets training.precision to float16 or bfloat16"
+        None, choices=PRECISION_OF, about="set training.precision to float16 or bfloat16"
     )
-    use_8bit: bool = setting(False, about="8-bit weights for the frozen linear layers of the decoder, on a GPU")
+    use_8bit: bool = setting(
+        False, about="store the weights of the decoder's frozen linear layers in 8 bits; needs a GPU"
+    )
 
 
 def _resolved(config: RunConfig) -> RunConfig:
@@ -63,14 +70,14 @@ def _resolved(config: RunConfig) -> RunConfig:
     optimization, form, precision = config.optimization, config.model.form, config.training.precision
     if form != "auto" and (optimization.use_cpu_offload or optimization.use_8bit):
         raise UsageError(
-            f"model.form is {form}, and optimization.use_cpu_offload and use_8bit choose the form themselves"
+            f"optimization.use_cpu_offload and use_8bit choose the form: model.form must be auto with them, got {form}"
         )
     if optimization.mixed_precision is None:
         return config
     wanted = PRECISION_OF[optimization.mixed_precision]
     if precision not in ("float32", wanted):
         raise UsageError(
-            f"optimization.mixed_precision is {optimization.mixed_precision}, and training.precision {precision}: "
+            f"optimization.mixed_precision {optimization.mixed_precision} contradicts training.precision {precision}: "
             "give one of them"
         )
     return config.replaced({"training.precision": wanted})
@@ -79,8 +86,8 @@ def _resolved(config: RunConfig) -> RunConfig:
 def _require_device(config: RunConfig, device: torch.device) -> None:
     if config.optimization.use_8bit and device.type == "cpu":
         raise UsageError(
-            "optimization.use_8bit is for a GPU, whose memory 8-bit weights save; the run is on the CPU: "
-            "set optimization.use_8bit=false, or training.device=cuda where there is a GPU"
+            "optimization.use_8bit needs a GPU, and the run is on the CPU: "
+            "set optimization.use_8bit=false, or training.device=cuda if there is a GPU"
         )
 
 
@@ -124,7 +131,7 @@ RUNS = (
         ("model.form=reported",),
         "~79 GB, fails",
         "NPT-28",
-        line_along="model.converted_layers",
+        linear_in="model.converted_layers",
     ),
     ReportedRun("product of low rank", "config.yaml", (), "", "NPT-21"),
     ReportedRun("+ CPU offload", "config.yaml", (_OFFLOAD,), "~78 GB", "NPT-28"),
@@ -135,16 +142,11 @@ RUNS = (
 )
 
 
-def _conclusions(measured: Measured) -> Iterator[str]:
-    peak, capacity = measured.peak_bytes, measured.capacity_bytes
-    yield f"{format_bytes(peak)} at the highest, {peak / capacity:.1%} of {format_bytes(capacity)}"
-
-
 incident = Incident(
     package=__package__,
     model_schema=ModelConfig,
     data_schema=TokenData,
-    optimization_schema=NptOptimization,
+    optimization_schema=NptSwitches,
     resolved=_resolved,
     require_device=_require_device,
     build=_build,
@@ -163,5 +165,5 @@ incident = Incident(
     warm_up=lambda batch: tuple(tensor_BT[:, :WARMUP_TOKENS] for tensor_BT in batch),
     runs=RUNS,
     num_parameters=lambda config: SIZES[config.model.size].num_parameters,
-    conclusions=_conclusions,
+    conclusions=lambda measured: [measured.peak_sentence],
 )

@@ -65,7 +65,7 @@ class NptLinear(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._attention is None:
-            raise RuntimeError("the attention of this layer has not run before its feed-forward: see convert()")
+            raise RuntimeError("the feed-forward of this layer ran before its attention: see convert()")
         # so that the layer keeps no tensor after its forward
         attention, self._attention = self._attention, None
         modulation = attention @ self.a
@@ -88,8 +88,8 @@ def widths_of(base: nn.Module) -> tuple[int, int]:
         width, ffn_width = _weight(base).shape
         return width, ffn_width
     raise TypeError(
-        "the first projection of a feed-forward must be an nn.Linear, or keep its weight as [D, F] and say nf, as "
-        f"transformers' Conv1D does; got {type(base).__name__}"
+        "the first projection of a feed-forward must be an nn.Linear, or have a weight of [D, F] and an attribute nf "
+        f"like transformers' Conv1D; got {type(base).__name__}"
     )
 
 

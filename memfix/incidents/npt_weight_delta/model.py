@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ...errors import UsageError
 from ...meters.stages import stage
 from ...ops.rope import rope
-from ..decoder_parts import FeedForward, PreNormLayer, init_weights, next_token_loss, run_layer
+from ..decoder_parts import FeedForward, PreNormLayer, first_positions, init_weights, next_token_loss, run_layer
 from .layer import NptLinear
 
 # stages of the forward pass
@@ -136,10 +135,7 @@ class Decoder(nn.Module):
         stage(EMBEDDING)
         x_BTD: torch.Tensor = self.embedding(ids_BT)
         if self.positions is not None:
-            num_tokens = ids_BT.shape[-1]
-            if num_tokens > self.size.positions:
-                raise UsageError(f"{num_tokens} tokens, and the table of positions has {self.size.positions}")
-            x_BTD = x_BTD + self.positions.weight[:num_tokens]
+            x_BTD = x_BTD + first_positions(self.positions, ids_BT.shape[-1], "lower data.context_length")
         name = BEFORE
         for layer in self.layers:
             is_converted = any(isinstance(part, NptLinear) for part in layer.ffn.children())  # type: ignore[union-attr]

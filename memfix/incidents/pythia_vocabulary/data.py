@@ -23,10 +23,12 @@ ZIPF = "zipf"
 class TextData(DataConfig):
     """The ``data`` section. An example is ``context_length`` words; the target of each is the word after it."""
 
-    context_length: int = setting(128, low=1, about="tokens of an example")
-    path: str = setting(ZIPF, about="a text file; or zipf, a corpus by Zipf's law that needs no file")
-    tokens: int = setting(2_088_628, low=2, about="zipf: words of the corpus; WikiText-2 has as many, as published")
-    types: int = setting(33_278, low=1, about="zipf: different words; WikiText-2 has as many, as published")
+    context_length: int = setting(128, low=1, about="tokens per example")
+    path: str = setting(ZIPF, about="a text file; or zipf, a synthetic corpus by Zipf's law")
+    tokens: int = setting(
+        2_088_628, low=2, about="for zipf: number of words in the corpus; the default is that of WikiText-2"
+    )
+    types: int = setting(33_278, low=1, about="for zipf: number of different words; the default is that of WikiText-2")
 
 
 def open_windows(config: RunConfig) -> Windows:

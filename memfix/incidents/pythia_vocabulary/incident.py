@@ -18,8 +18,8 @@ from ..config import RunConfig
 from ..examples import Examples
 from ..incident import Growth, Incident
 from ..judging import decimal
-from ..profile import OPTIMIZER, PARAMETERS, Beside
-from ..staged_reading import Asides, Measured, on_first_output
+from ..profile import OPTIMIZER, PARAMETERS, ReportedFigure
+from ..staged_reading import Asides, StagedReading, on_first_output
 from ..tokens import TokenBatch, num_token_targets
 from .calculator import breakdown
 from .data import TextData, open_windows
@@ -73,27 +73,26 @@ def is_of_the_report(config: RunConfig) -> bool:
     return shape == (10_000, 6, 512, 32, 128) and config.training.precision == "float32"
 
 
-def _beside(measured: Measured) -> Mapping[str, Beside]:
+def _reported_figures(measured: StagedReading) -> Mapping[str, ReportedFigure]:
     """The report's figure for each stage and why ours differs. Figures in the sentences are computed, not quoted."""
     if not is_of_the_report(measured.config):
         return {}
     model = measured.config.model
     kept = measured.stages[LOSS].end_bytes - measured.stages[PARAMETERS].end_bytes
     return {
-        PARAMETERS: Beside(
+        PARAMETERS: ReportedFigure(
             "304 MB", f"a layer has {model.layer_params / 1e6:.2f}M parameters, not 11M", "PYT-28, PYT-30"
         ),
-        LOSS: Beside("~2 GB", f"{format_bytes(kept)} are kept for backward, logits included", "PYT-34, PYT-44"),
-        OPTIMIZER: Beside("608 MB", "two moments of the right number of parameters", "PYT-33"),
+        LOSS: ReportedFigure("~2 GB", f"{format_bytes(kept)} are kept for backward, logits included", "PYT-34, PYT-44"),
+        OPTIMIZER: ReportedFigure("608 MB", "two moments of the right number of parameters", "PYT-33"),
     }
 
 
-def _conclusions(measured: Measured) -> Iterator[str]:
+def _conclusions(measured: StagedReading) -> Iterator[str]:
     config = measured.config
     if is_of_the_report(config):
         yield from _report_rows(config)
-    peak, capacity = measured.peak_bytes, measured.capacity_bytes
-    yield f"{format_bytes(peak)} at the highest, {peak / capacity:.1%} of {format_bytes(capacity)}"
+    yield measured.peak_sentence
     tried = max(one.peak_bytes for one in measured.reading.stages if one.name in measured.asides.names)
     yield f"{format_bytes(tried)} by one-hot rows of {config.model.vocab_size:,} words, for embedding and loss"
 
@@ -113,7 +112,7 @@ def report_breakdown(config: RunConfig) -> list[tuple[str, str, int, str]]:
         ("Adam's states", "608 MB", of.adam_states, "PYT-33"),
         ("activations", "~2 GB", of.activations, "PYT-34"),
         ("logits, three copies", "not counted", of.logits, "PYT-44"),
-        ("at the highest", "~3.2 GB", of.peak, "PYT-35"),
+        ("peak", "~3.2 GB", of.peak, "PYT-35"),
     ]
 
 
@@ -138,6 +137,6 @@ incident = Incident(
     grows=(Growth("training.batch_size", unit="sequences"),),
     describe=_describe,
     asides=_asides,
-    beside=_beside,
+    reported_figures=_reported_figures,
     conclusions=_conclusions,
 )

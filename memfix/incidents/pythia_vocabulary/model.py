@@ -16,14 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ...errors import UsageError
 from ...meters.stages import stage
 from ...ops.embedding import embedding
 from ...ops.embedding.contract import contract as embedding_contract
 from ...ops.one_hot_loss import one_hot_loss
 from ...ops.one_hot_loss.contract import contract as one_hot_loss_contract
 from ...ops.rope import RotaryEmbedding
-from ..decoder_parts import init_weights, next_token_loss, run_layers
+from ..decoder_parts import first_positions, init_weights, next_token_loss, run_layers
 from ..schema import setting
 from ..tokens import IGNORED
 from .attention import dense_attention, window_attention
@@ -44,22 +43,30 @@ LOSS_FORMS = (STANDARD, ONE_HOT, INDEX, CHUNKED)
 class PythiaConfig:
     """The ``model`` section."""
 
-    vocab_size: int = setting(10_000, low=1, about="words of the vocabulary, <unk> among them")
-    use_sparse_attention: bool = setting(False, about="each token sees the last window tokens, not all before it")
-    window: int = setting(32, low=1, about="tokens that a token sees in sparse attention, itself included")
-    layers: int = setting(6, low=1, about="layers, each of attention and a feed-forward side by side")
-    width: int = setting(512, low=1, about="of the hidden states")
-    heads: int = setting(8, low=1, about="heads of attention")
+    vocab_size: int = setting(10_000, low=1, about="number of words in the vocabulary, <unk> included")
+    use_sparse_attention: bool = setting(
+        False, about="each token attends to the last window tokens instead of to all tokens before it"
+    )
+    window: int = setting(32, low=1, about="number of tokens that sparse attention covers, the token itself included")
+    layers: int = setting(6, low=1, about="number of layers, each with attention and a feed-forward side by side")
+    width: int = setting(512, low=1, about="width of the hidden states")
+    heads: int = setting(8, low=1, about="attention heads per layer")
     positions: str | None = setting(
         None,
         choices=(LEARNED, ROTARY),
-        about="a learnt table, as the report counts, or rotary; null: rotary for the published 50,304 words",
+        about="learned is a table, as the report counts; null: rotary for the published 50,304 words, else learned",
     )
-    max_positions: int = setting(128, low=1, about="rows of the learnt table")
-    dropout: float = setting(0.0, low=0, below=1, about="of attention weights and of what a layer adds")
-    embedding_form: str = setting(GATHER, choices=EMBEDDING_FORMS, about="copied rows, or a product with one-hot rows")
+    max_positions: int = setting(128, low=1, about="rows of the learnt table of positions")
+    dropout: float = setting(0.0, low=0, below=1, about="dropout of attention weights and of what each layer adds")
+    embedding_form: str = setting(
+        GATHER,
+        choices=EMBEDDING_FORMS,
+        about="gather copies rows of the table; one_hot multiplies one-hot rows by the table",
+    )
     loss_form: str = setting(
-        STANDARD, choices=LOSS_FORMS, about="torch's, by one-hot rows, by memfix's index, or without all logits at once"
+        STANDARD,
+        choices=LOSS_FORMS,
+        about="standard is torch's, one_hot uses one-hot targets, index is memfix's, chunked never holds all logits",
     )
 
     def __post_init__(self) -> None:
@@ -169,16 +176,11 @@ class Pythia(nn.Module):
         return hidden_BTD
 
     def _embedded(self, ids_BT: torch.Tensor) -> torch.Tensor:
-        weight_VD, num_tokens = self.embedding.weight, ids_BT.shape[-1]
-        x_BTD = (embedding if self.config.embedding_form == GATHER else one_hot_embedding)(ids_BT, weight_VD)
+        embed = embedding if self.config.embedding_form == GATHER else one_hot_embedding
+        x_BTD = embed(ids_BT, self.embedding.weight)
         if self.positions is None:
             return x_BTD
-        if num_tokens > self.config.max_positions:
-            raise UsageError(
-                f"{num_tokens} tokens, and the table of positions has {self.config.max_positions}: "
-                "raise model.max_positions"
-            )
-        return x_BTD + self.positions.weight[:num_tokens]
+        return x_BTD + first_positions(self.positions, ids_BT.shape[-1], "raise model.max_positions")
 
     def forward(self, ids_BT: torch.Tensor, target_BT: torch.Tensor) -> torch.Tensor:
         hidden_BTD, form = self.hidden_states(ids_BT), self.config.loss_form

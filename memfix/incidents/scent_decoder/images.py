@@ -20,11 +20,13 @@ Images = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class ImageData(DataConfig):
-    resolution: int = setting(32, low=1, about="pixels along each edge of an image; their square is decoded")
-    images: int | None = setting(None, low=1, about="how many different images there are; null: no end of them")
-    waves: int = setting(6, low=1, about="of an image, each with its own direction and phase in every channel")
-    lowest: float = setting(1.0, above=0, about="periods of a wave over the image, at the least")
-    highest: float = setting(8.0, above=0, about="periods of a wave over the image, at the most")
+    resolution: int = setting(32, low=1, about="pixels along each edge of an image; the model decodes every pixel")
+    images: int | None = setting(None, low=1, about="number of different images; null: no limit")
+    waves: int = setting(
+        6, low=1, about="waves per channel of an image, each with its own direction, phase and frequency"
+    )
+    lowest: float = setting(1.0, above=0, about="lowest number of periods of a wave over the image")
+    highest: float = setting(8.0, above=0, about="highest number of periods of a wave over the image")
 
     def __post_init__(self) -> None:
         if self.highest < self.lowest:

@@ -12,7 +12,7 @@ from .. import decoder_parts
 from ..config import RunConfig
 from ..incident import Growth, Incident
 from ..profile import ReportedRun
-from ..staged_reading import Measured
+from ..staged_reading import StagedReading
 from .images import ImageData, Images, image_batches, psnr
 from .model import ModelConfig, ScentModel
 
@@ -84,10 +84,10 @@ RUNS = (
 )
 
 
-def _conclusions(measured: Measured) -> Iterator[str]:
+def _conclusions(measured: StagedReading) -> Iterator[str]:
     peak, capacity = measured.peak_bytes, measured.capacity_bytes
     fits = "fits in" if peak <= capacity else "does not fit in"
-    yield f"{format_bytes(peak)} at the highest: {fits} {format_bytes(capacity)}"
+    yield f"the peak of {format_bytes(peak)} {fits} {format_bytes(capacity)}"
 
 
 incident = Incident(

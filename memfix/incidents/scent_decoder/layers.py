@@ -79,7 +79,7 @@ class Attention(nn.Module):
         if context_BMC.shape[-1] != self.context_dim:
             raise ValueError(f"the context must have {self.context_dim} features, got shape {list(context_BMC.shape)}")
         if len(context_BMC) != len(x_BND):
-            raise ValueError(f"the context has batch size {len(context_BMC)}, and the queries {len(x_BND)}")
+            raise ValueError(f"the context must have the queries' batch size {len(x_BND)}, got {len(context_BMC)}")
         return context_BMC
 
 

@@ -40,27 +40,33 @@ class ModelConfig:
     """The ``model`` section."""
 
     decoder: str = setting(
-        SELF, choices=DECODERS, about="attention to itself or to the latents, none, or ResidualBlocks"
+        SELF,
+        choices=DECODERS,
+        about="self attends to all positions, cross to the latents, ff has no attention, residual has ResidualBlocks",
     )
-    attention: str = setting("auto", choices=ATTENTION_FORMS, about="the form of attention")
-    feed_forward: str = setting("auto", choices=FEED_FORWARD_FORMS, about="the form of geglu_feed_forward")
-    feature_dim: int = setting(64, low=4, about="Fourier features of a position, half cosines and half sines")
+    attention: str = setting("auto", choices=ATTENTION_FORMS, about="form of attention")
+    feed_forward: str = setting("auto", choices=FEED_FORWARD_FORMS, about="form of geglu_feed_forward")
+    feature_dim: int = setting(64, low=4, about="Fourier features per position, half cosines and half sines")
     hidden_dim: int = setting(512, low=1, about="width of the decoder")
-    heads: int = setting(8, low=1, about="of every attention")
-    num_layers: int = setting(3, low=1, about="layers of a bandwidth or modulation encoder: one linear, then blocks")
-    layer_num: int = setting(2, low=1, about="scales")
-    latent_tokens: int = setting(256, low=1, about="of the latent processor: a square number")
-    latent_dim: int = setting(256, low=1, about="width of a latent token, the decoder's context_dim")
-    latent_layers: int = setting(2, low=1, about="blocks of the latent processor")
+    heads: int = setting(8, low=1, about="heads of each attention layer")
+    num_layers: int = setting(
+        3, low=1, about="layers per bandwidth or modulation encoder: one linear layer, then blocks"
+    )
+    layer_num: int = setting(2, low=1, about="number of scales")
+    latent_tokens: int = setting(256, low=1, about="number of tokens in the latent processor; must be a square number")
+    latent_dim: int = setting(256, low=1, about="width of a latent token, which is the decoder's context_dim")
+    latent_layers: int = setting(2, low=1, about="number of blocks in the latent processor")
     bandwidth: float = setting(
-        16.0, above=0.5, about="periods over the image at the finest scale; half at each coarser"
+        16.0, above=0.5, about="periods over the image at the finest scale; each coarser scale has half as many"
     )
     residual: bool = setting(
-        True, about="add the input of attention and feed-forward; false: the report's nn.Sequential"
+        True, about="add the input of attention and feed-forward to their output; false: the report's nn.Sequential"
     )
-    dropout: float = setting(0.0, low=0, below=1, about="of attention's weights")
+    dropout: float = setting(0.0, low=0, below=1, about="dropout of attention weights")
     query_chunk: int | None = setting(
-        None, low=1, about="positions decoded at a time; in decoder self, queries at a time, which see all positions"
+        None,
+        low=1,
+        about="positions decoded at a time; decoder self takes so many queries, which attend to all positions",
     )
 
     def __post_init__(self) -> None:
@@ -71,9 +77,7 @@ class ModelConfig:
         if self.latent_edge**2 != self.latent_tokens:
             raise ValueError(f"latent_tokens must be a square number, got {self.latent_tokens}")
         if self.query_chunk is not None and self.decoder == SELF and self.attention not in ("auto", "query_chunks"):
-            raise ValueError(
-                f"query_chunk is for attention query_chunks in decoder self, and attention is {self.attention}"
-            )
+            raise ValueError(f"query_chunk in decoder self needs attention auto or query_chunks, got {self.attention}")
 
     @property
     def latent_edge(self) -> int:

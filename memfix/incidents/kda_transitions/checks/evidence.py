@@ -12,7 +12,7 @@ import torch
 from ....laws import NAIVE
 from ....units import parse_bytes
 from ... import evidence
-from ..incident import Grown, grown, incident
+from ..incident import LayerGrowth, incident, layer_growth
 
 CAPACITY_BYTES = parse_bytes(incident.capacity or "")
 
@@ -33,12 +33,12 @@ class Evidence(evidence.Evidence):
     @property
     def elements(self) -> int:
         """The number of elements of one tensor of transitions."""
-        return self.bytes("B*T*H*K*K")
+        return self.evaluate("B*T*H*K*K")
 
     @property
     def full_bytes(self) -> int:
         """The bytes of one tensor of transitions in float32."""
-        return self.bytes("B*T*H*K*K*e")
+        return self.evaluate("B*T*H*K*K*e")
 
     @property
     def full_tensors_at_failure(self) -> int:
@@ -64,6 +64,6 @@ class Evidence(evidence.Evidence):
 
     # ---------------------------------------------------------------- slow: the report's model
     @functools.cached_property
-    def dense_layers(self) -> Grown:
+    def dense_layers(self) -> LayerGrowth:
         """What each layer of hn_xs with naive KDA adds to a train step, and how many fit the report's card."""
-        return grown(self.config(f"model.kda_form={NAIVE}"), CAPACITY_BYTES, self.meter, self.say)
+        return layer_growth(self.config(f"model.kda_form={NAIVE}"), CAPACITY_BYTES, self.meter, self.say)

@@ -14,11 +14,9 @@ from ....ops.kda import kda
 from ....ops.kda.reported import precompute_updates, reported_kda
 from ...claims import Claim
 from ...decoder_parts import num_parameters
-from ...distributed import World
-from ...evidence import default_of, fixed_seed, raised
+from ...evidence import default_of, fixed_seed, raised, train_alone
 from ...incident import find_config, load_config
-from ...judging import ON_CPU, CheckResult, as_expected, check, result, sizes
-from ...training import train
+from ...judging import ON_CPU, CheckResult, as_expected, check, holds_if, sizes
 from .. import block as blocks
 from ..block import KDABlock
 from ..chunk_size import RECOMMENDED, validated_chunk_size
@@ -44,7 +42,7 @@ def the_reports_shape(evidence: Evidence) -> CheckResult:
     shape = (run.batch_size, run.data.context_length, run.model.heads, run.model.head_width)
     same = shape == tuple(dims[name] for name in "BTHK") == (16, 256, 8, 64)
     tokens = run.batch_size * run.data.context_length
-    return result(same, "configs/hn_xs.yaml, the incident's case", tokens=tokens)
+    return holds_if(same, "configs/hn_xs.yaml, the incident's case", tokens=tokens)
 
 
 @check("KDA-13")
@@ -52,8 +50,8 @@ def chunks_by_default(evidence: Evidence) -> CheckResult:
     """Read the default of the reported function, and count the iterations of its loop at the incident's dims."""
     default = default_of(precompute_updates, "memory_chunk_size")
     rounds = len(evidence.made_by("reported", SUBTRACTION))
-    holds = default == 64 and rounds == evidence.bytes("ceil_div(T, C)")
-    return result(holds, SIGNATURES, default=str(default), chunks=rounds)
+    holds = default == 64 and rounds == evidence.evaluate("ceil_div(T, C)")
+    return holds_if(holds, SIGNATURES, default=str(default), chunks=rounds)
 
 
 @check("KDA-15")
@@ -80,7 +78,7 @@ def block_passes_it_on(evidence: Evidence) -> CheckResult:
     with warnings.catch_warnings(action="ignore"), mock.patch.object(blocks, "kda", wraps=kda) as op:
         KDABlock(8, 2, 4, memory_chunk_size=17)(torch.zeros(1, 20, 8))
     seen = op.call_args.kwargs["chunk_size"]
-    return result(seen == 17, ON_CPU, seen=seen)
+    return holds_if(seen == 17, ON_CPU, seen=seen)
 
 
 @check("KDA-18")
@@ -117,7 +115,7 @@ def configs_carry_it(evidence: Evidence) -> CheckResult:
     }
     read = {getattr(evidence.config(file=name).model, KEY) for name in names}
     holds = written == ["64", "64"] and read == defaults == {64}
-    return result(holds, CONFIGS, written=", ".join(written), defaults=", ".join(map(str, defaults)))
+    return holds_if(holds, CONFIGS, written=", ".join(written), defaults=", ".join(map(str, defaults)))
 
 
 @check("KDA-22")
@@ -136,7 +134,7 @@ def sixteen_is_in_the_range(evidence: Evidence) -> CheckResult:
     """Test whether the advised 16 is within the range that the same report gives."""
     with warnings.catch_warnings(record=True, action="always") as said:
         validated_chunk_size(16)
-    return result(
+    return holds_if(
         16 in RECOMMENDED,
         ON_CPU,
         range=f"{RECOMMENDED[0]}-{RECOMMENDED[-1]}",
@@ -149,9 +147,8 @@ def sixteen_is_in_the_range(evidence: Evidence) -> CheckResult:
 def training_runs(evidence: Evidence) -> CheckResult:
     """Train a shrunken hn_xs with the loop of ``memfix train``."""
     config = evidence.config(*SHRUNKEN)
-    with fixed_seed():
-        done = len(list(train(incident, config, World(0, 1, torch.device("cpu")))))
-    return result(done == config.training.steps, "memfix train, shrunken", steps=done)
+    done = len(train_alone(incident, config))
+    return holds_if(done == config.training.steps, "memfix train, shrunken", steps=done)
 
 
 @check("KDA-12")
@@ -167,7 +164,7 @@ def architecture_unchanged(evidence: Evidence) -> CheckResult:
         shapes.add(tuple((name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()))
         losses.append(model(ids_BT, ids_BT).detach())
     spread = float(torch.stack(losses).std() / losses[0])
-    return result(
+    return holds_if(
         len(shapes) == 1 and spread < 1e-12,
         ON_CPU,
         parameters=num_parameters(model),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from ...judging import ON_H200, CheckResult, check, result
+from ...judging import ON_H200, CheckResult, check, holds_if
 from .evidence import Evidence
 
 PHASES = ("forward", "train")
@@ -28,7 +28,7 @@ def smaller_chunks_are_slower(evidence: Evidence) -> CheckResult:
     times = {phase: [1e3 * by_chunk[size][phase]["seconds"] for size in (32, 64, 128)] for phase in PHASES}
     figures = {phase: " / ".join(f"{value:.3g} ms" for value in of_phase) for phase, of_phase in times.items()}
     falls = all(NOISE * one >= other for of_phase in times.values() for one, other in itertools.pairwise(of_phase))
-    return result(falls, ON_H200, **figures, phases=len(times))
+    return holds_if(falls, ON_H200, **figures, phases=len(times))
 
 
 @check("KDA-28")
@@ -44,4 +44,4 @@ def slower_by_5_percent(evidence: Evidence) -> CheckResult:
         for phase, of_phase in slower.items()
     }
     about_5 = all(3 <= round(of_phase["median"]) <= 7 for of_phase in slower.values())
-    return result(about_5, ON_H200, **figures, phases=len(slower))
+    return holds_if(about_5, ON_H200, **figures, phases=len(slower))

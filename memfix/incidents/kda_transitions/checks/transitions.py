@@ -7,7 +7,7 @@ import torch
 from ....laws import NAIVE
 from ....ops.kda.reported import precompute_updates
 from ....units import GiB, format_bytes
-from ...judging import ARITHMETIC, METER, ON_CPU, CheckResult, check, compared, decimal, result, sizes
+from ...judging import ARITHMETIC, METER, ON_CPU, CheckResult, check, decimal, holds_if, matches_figure, sizes
 from .evidence import CAPACITY_BYTES, DIAGONAL, SUBTRACTION, Evidence
 
 
@@ -17,7 +17,7 @@ def fails_at_the_subtraction(evidence: Evidence) -> CheckResult:
     alive = evidence.full_tensors_at_failure
     (made,) = evidence.made_by(NAIVE, SUBTRACTION)
     holds = alive == 3 and made.bytes == evidence.full_bytes
-    return result(holds, METER, alive=alive, **sizes(bytes=alive * evidence.full_bytes))
+    return holds_if(holds, METER, alive=alive, **sizes(bytes=alive * evidence.full_bytes))
 
 
 @check("KDA-05")
@@ -26,7 +26,7 @@ def a_full_diagonal(evidence: Evidence) -> CheckResult:
     (made,) = evidence.made_by(NAIVE, DIAGONAL)
     example = torch.diag_embed(torch.ones(2, 3, evidence.dims["K"]))
     share = int(example.count_nonzero()) / example.numel()
-    return result(
+    return holds_if(
         made.bytes == evidence.full_bytes,
         METER,
         elements=made.bytes // evidence.dims["e"],
@@ -44,13 +44,13 @@ def rank_one(evidence: Evidence) -> CheckResult:
         transitions, _ = precompute_updates(k, v, g, strength)
         ranks.append(torch.linalg.matrix_rank(torch.diag_embed(g.exp()) - transitions, atol=1e-9).unique().tolist())
     printed = [", ".join(map(str, of_one)) for of_one in ranks]
-    return result(ranks == [[1], [0]], ON_CPU, ranks=printed[0], without_beta=printed[1])
+    return holds_if(ranks == [[1], [0]], ON_CPU, ranks=printed[0], without_beta=printed[1])
 
 
 @check("KDA-08")
 def number_of_elements(evidence: Evidence) -> CheckResult:
     """Count the elements of one tensor of transitions."""
-    return compared(ARITHMETIC, evidence.elements, elements=evidence.elements)
+    return matches_figure(ARITHMETIC, evidence.elements, elements=evidence.elements)
 
 
 @check("KDA-09")
@@ -59,7 +59,7 @@ def one_tensor_of_fp16_inputs(evidence: Evidence) -> CheckResult:
     (tensor,) = evidence.made_by(NAIVE, SUBTRACTION, dtype="float16")
     made, in_fp16 = tensor.bytes, evidence.elements * 2
     figures = sizes(in_fp16_binary=in_fp16, made=made)
-    return compared(
+    return matches_figure(
         f"{METER}, fp16 inputs", made, in_fp16=decimal(in_fp16, "MB"), made_decimal=decimal(made, "MB"), **figures
     )
 
@@ -74,7 +74,7 @@ def peak_of_the_operation(evidence: Evidence) -> CheckResult:
         forward=evidence.peak(NAIVE, "forward"),
         train=evidence.peak(NAIVE, "train"),
     )
-    return compared(METER, at_the_line, decimal=decimal(at_the_line, "MB"), **figures)
+    return matches_figure(METER, at_the_line, decimal=decimal(at_the_line, "MB"), **figures)
 
 
 @check("KDA-11")
@@ -82,7 +82,7 @@ def more_than_the_card(evidence: Evidence) -> CheckResult:
     """Compare the operation with the report's card, and compute how many of the report's layers fit."""
     at_the_line = evidence.full_tensors_at_failure * evidence.full_bytes
     layers = evidence.dense_layers
-    return result(
+    return holds_if(
         at_the_line > CAPACITY_BYTES,
         f"{METER}, hn_xs and {CAPACITY_BYTES // GiB} GiB",
         share=f"{at_the_line / CAPACITY_BYTES:.2%}",
@@ -97,8 +97,8 @@ def both_in_chunks(evidence: Evidence) -> CheckResult:
     in_loop = evidence.made_by("reported", function="_transitions_and_writes")
     joined = [buffer.bytes for buffer in evidence.made_by("reported", function="precompute_updates")]
     largest = max(buffer.bytes for buffer in in_loop)
-    holds = largest == evidence.bytes("B*C*H*K*K*e")
-    return result(holds, METER, **sizes(largest=largest, joined=sum(joined)), tensors=len(joined))
+    holds = largest == evidence.evaluate("B*C*H*K*K*e")
+    return holds_if(holds, METER, **sizes(largest=largest, joined=sum(joined)), tensors=len(joined))
 
 
 @check("KDA-20")
@@ -110,7 +110,7 @@ def four_times_less(evidence: Evidence) -> CheckResult:
         for phase in ("forward", "train")
     }
     figures = {name: f"{ratio:.2f}x" for name, ratio in times.items()}
-    return result(min(times["reported_forward"], times["reported_train"]) >= 4, METER, **figures)
+    return holds_if(min(times["reported_forward"], times["reported_train"]) >= 4, METER, **figures)
 
 
 @check("KDA-21")
@@ -118,7 +118,7 @@ def critical_allocation(evidence: Evidence) -> CheckResult:
     """Find what the failing line allocates in the reported fix, and the fix's largest allocation."""
     each = {piece.bytes for piece in evidence.made_by("reported", SUBTRACTION)}
     figures = sizes(largest=evidence.largest("reported"), streamed=evidence.largest("streamed"))
-    return compared(METER, *each, each=", ".join(map(format_bytes, each)), **figures)
+    return matches_figure(METER, *each, each=", ".join(map(format_bytes, each)), **figures)
 
 
 @check("KDA-23")
@@ -130,7 +130,7 @@ def smaller_chunks_take_less(evidence: Evidence) -> CheckResult:
         for size in chunk_sizes
     }
     streamed = [peak for name, peak in peaks.items() if name.startswith("streamed")]
-    return result(streamed == sorted(set(streamed)), METER, **sizes(**peaks))
+    return holds_if(streamed == sorted(set(streamed)), METER, **sizes(**peaks))
 
 
 @check("KDA-31")
@@ -140,7 +140,7 @@ def fewer_tokens_take_less(evidence: Evidence) -> CheckResult:
     (made,) = evidence.made_by(NAIVE, SUBTRACTION, B=half)
     ratio = evidence.peak(NAIVE, "forward") / evidence.peak(NAIVE, "forward", B=half)
     holds = 2 * made.bytes == evidence.full_bytes and ratio > 1.99
-    return result(holds, METER, tokens=half * evidence.dims["T"], **sizes(one=made.bytes), ratio=f"{ratio:.2f}")
+    return holds_if(holds, METER, tokens=half * evidence.dims["T"], **sizes(one=made.bytes), ratio=f"{ratio:.2f}")
 
 
 @check("KDA-32")
@@ -149,7 +149,7 @@ def sequential_takes_states(evidence: Evidence) -> CheckResult:
     peak = evidence.peak("sequential", "forward")
     pairs = zip(evidence.computed("sequential", 40), evidence.computed(NAIVE, 40), strict=True)
     error = max(float((one - other).abs().max()) for one, other in pairs)
-    return result(
+    return holds_if(
         peak < evidence.full_bytes / 10 and error < 1e-12,
         f"{METER}, and {ON_CPU}",
         **sizes(forward=peak, held=evidence.peak("sequential", "held")),
@@ -164,7 +164,7 @@ def training_keeps_them(evidence: Evidence) -> CheckResult:
     held = {size: evidence.peak("reported", "held", chunk_size=size) for size in (32, 64, 128)}
     recomputed = {form: evidence.peak(form, "held") for form in ("streamed", "wy")}
     same = len(set(held.values())) == 1 and min(held.values()) > 2 * evidence.full_bytes
-    return result(
+    return holds_if(
         same and max(recomputed.values()) < evidence.full_bytes / 10,
         METER,
         reported=", ".join(sorted(map(format_bytes, set(held.values())))),

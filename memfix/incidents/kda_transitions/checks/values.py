@@ -7,7 +7,7 @@ import torch
 from ....laws import NAIVE
 from ....ops.kda.reported import precompute_updates
 from ...evidence import raised
-from ...judging import ON_CPU, CheckResult, check, result
+from ...judging import ON_CPU, CheckResult, check, holds_if
 from .evidence import Evidence
 
 TOKENS = 100
@@ -29,7 +29,7 @@ def bitwise_equal(evidence: Evidence) -> CheckResult:
         gradients.append(
             all(torch.allclose(*pair, rtol=1e-10, atol=1e-12) for pair in zip(grads, dense[2:], strict=True))
         )
-    return result(
+    return holds_if(
         all(bitwise) and all(gradients),
         ON_CPU,
         sizes=", ".join(str(size) for size, same in zip(CHUNK_SIZES, bitwise, strict=True) if same),
@@ -50,7 +50,7 @@ def any_remainder(evidence: Evidence) -> CheckResult:
             (right if same else wrong).append(f"{form} {tokens}/{size}")
     empty = [tensor[:, :0] for tensor in evidence.tensors(1)]
     is_refused = raised(evidence.contract().function("reported"), *empty) == "ValueError"
-    return result(
+    return holds_if(
         not wrong and is_refused,
         ON_CPU,
         right=len(right),

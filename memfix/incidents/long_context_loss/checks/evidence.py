@@ -48,12 +48,12 @@ class Evidence(evidence.Evidence):
 
     @property
     def logits_bytes(self) -> int:
-        return self.bytes("B*T*V*e")
+        return self.evaluate("B*T*V*e")
 
     @property
     def layer_inputs_bytes(self) -> int:
         """The bytes that checkpointing keeps: the inputs of all layers."""
-        return self.bytes("L*B*T*D*e")
+        return self.evaluate("L*B*T*D*e")
 
     # ---------------------------------------------------------------- the model
     @functools.cached_property

@@ -16,7 +16,7 @@ from ....ops.linear_cross_entropy.reported import reported_linear_cross_entropy
 from ....units import GiB
 from ...claims import Claim
 from ...evidence import default_of
-from ...judging import ON_CPU, CheckResult, as_expected, check, result
+from ...judging import ON_CPU, CheckResult, as_expected, check, holds_if
 from ..model import next_labels
 from .evidence import Evidence
 
@@ -89,7 +89,7 @@ def old_code_is_naive(evidence: Evidence) -> CheckResult:
     for size in (1, 2):
         logits_BTV = torch.zeros(size, 5, 3)
         copies[size] = logits_BTV[..., :-1, :].contiguous().data_ptr() != logits_BTV.data_ptr()
-    return result(equal, ON_CPU, batch_1=_copied(copies[1]), batch_2=_copied(copies[2]))
+    return holds_if(equal, ON_CPU, batch_1=_copied(copies[1]), batch_2=_copied(copies[2]))
 
 
 def _copied(copies: bool) -> str:
@@ -105,7 +105,7 @@ def chunk_size_parameter(evidence: Evidence) -> CheckResult:
     sizes = (1, 5, num_rows - 1, num_rows, num_rows + 1)
     equal = [size for size in sizes if batch.is_equal(batch.reported_loss(size), batch.old_loss())]
     holds = default == evidence.dims["C"] and len(equal) == len(sizes)
-    return result(holds, ON_CPU, default=default, equal=", ".join(map(str, equal)), rows=num_rows)
+    return holds_if(holds, ON_CPU, default=default, equal=", ".join(map(str, equal)), rows=num_rows)
 
 
 def _form_at(evidence: Evidence, batch: int, tokens: int, dtype: torch.dtype = torch.bfloat16) -> str:
@@ -128,11 +128,11 @@ def _first_chunked(evidence: Evidence, dtype: torch.dtype) -> int:
 def switch_at_10(evidence: Evidence) -> CheckResult:
     """Find where ``form="auto"`` with the report's threshold starts to chunk, by length, batch size and dtype."""
     first = _first_chunked(evidence, torch.bfloat16)
-    return result(
-        first == evidence.bytes("10*GiB // (V*e) + 1"),
+    return holds_if(
+        first == evidence.evaluate("10*GiB // (V*e) + 1"),
         ON_SHAPES,
         first_chunked=first,
-        in_gb=evidence.bytes("10000000000 // (V*e) + 1"),
+        in_gb=evidence.evaluate("10000000000 // (V*e) + 1"),
         float32=_first_chunked(evidence, torch.float32),
         batch_8=_form_at(evidence, 8, 4096),
         batch_9=_form_at(evidence, 9, 4096),
@@ -143,7 +143,7 @@ def switch_at_10(evidence: Evidence) -> CheckResult:
 def method_by_length(evidence: Evidence) -> CheckResult:
     """Look at the form chosen for the three lengths of the report's table."""
     forms = [_form_at(evidence, 1, tokens) for tokens in (4096, 40_000, 131_072)]
-    return result(forms == ["standard", "chunked", "chunked"], ON_SHAPES, forms=", ".join(forms))
+    return holds_if(forms == ["standard", "chunked", "chunked"], ON_SHAPES, forms=", ".join(forms))
 
 
 @check("LOG-14")
@@ -161,7 +161,7 @@ def sum_over_tokens(evidence: Evidence) -> CheckResult:
     holds = batch.is_equal(batch.reported_loss(), old)
     figures = {name: f"{float(value.detach()):.3f}" for name, value in {"old": old, **mutants}.items()}
     wrong = not any(torch.allclose(value, old, rtol=1e-3) for value in mutants.values())
-    return result(holds and wrong, ON_CPU, **figures)
+    return holds_if(holds and wrong, ON_CPU, **figures)
 
 
 @check("LOG-15")
@@ -172,7 +172,7 @@ def shift_before_chunks(evidence: Evidence) -> CheckResult:
     counted = sum(int((part != IGNORED).sum()) for part in target_BT.split(chunk, dim=1))
     shifted_in_each = sum(part.shape[1] - 1 for part in labels_BT.split(chunk, dim=1))
     holds = counted == labels_BT.shape[1] - 1
-    return result(holds, ON_CPU, predictions=counted, lost=counted - shifted_in_each)
+    return holds_if(holds, ON_CPU, predictions=counted, lost=counted - shifted_in_each)
 
 
 @check("LOG-16")
@@ -186,7 +186,7 @@ def all_ignored(evidence: Evidence) -> CheckResult:
     equal = some.is_equal(some.reported_loss(), some.old_loss())
     means = torch.stack(some.chunk_losses("mean")).detach()
     figures = {"none": str(float(of_none.detach())), "mean_of_chunks": str(float(means.mean()))}
-    return result(as_in_torch and equal, ON_CPU, **figures)
+    return holds_if(as_in_torch and equal, ON_CPU, **figures)
 
 
 @check("LOG-56")
@@ -206,7 +206,7 @@ def no_impact_on_quality(evidence: Evidence) -> CheckResult:
         for losses_C in narrow.split(CHUNK):
             total += losses_C.sum().to(dtype)
         added_in[dtype] = float(total) / int((target_N != IGNORED).sum())
-    return result(
+    return holds_if(
         batch.is_equal(chunked, old),
         ON_CPU,
         old=f"{float(old.detach()):.3f}",
@@ -221,7 +221,7 @@ def no_impact_on_quality(evidence: Evidence) -> CheckResult:
 def printed_lines(evidence: Evidence, claim: Claim, number: int, tokens: int) -> CheckResult:
     """Print what ``verify_chunked_loss.py`` prints for a length, byte for byte; it prints GiB as GB."""
     chunked = _form_at(evidence, 1, tokens) == "chunked"
-    logits_gib = evidence.bytes("T*V*e", T=tokens) / GiB
+    logits_gib = evidence.evaluate("T*V*e", T=tokens) / GiB
     used = "Chunked loss used (memory efficient)" if chunked else "Standard loss used"
     printed = f"Test {number}: seq_len={tokens}, logits={logits_gib:.2f}GB, should_chunk={chunked}\n  ✓ {used}"
     return as_expected(claim, "printed anew", printed=printed)
@@ -234,4 +234,4 @@ def own_test_of_the_loss(evidence: Evidence) -> CheckResult:
     equal = batch.is_equal(batch.reported_loss(), batch.old_loss())
     parts = {"threshold": method_by_length(evidence).holds, "values": equal}
     figures = {name: "passes" if holds else "fails" for name, holds in parts.items()}
-    return result(all(parts.values()), ON_CPU, **figures)
+    return holds_if(all(parts.values()), ON_CPU, **figures)

@@ -9,8 +9,8 @@ import torch
 from ....units import GiB
 from ...decoder_parts import FeedForward, num_parameters
 from ...evidence import fixed_seed
-from ...judging import ARITHMETIC, CheckResult, check, compared, decimal, result, sizes
-from ...profile import BACKWARD, GRADIENTS, LATER_STEP, OPTIMIZER, PARAMETERS, REST, STATES
+from ...judging import ARITHMETIC, CheckResult, check, decimal, holds_if, matches_figure, sizes
+from ...profile import ACTIVATIONS, BACKWARD, GRADIENTS, LATER_STEP, OPTIMIZER, PARAMETERS, STATES
 from ..incident import LOGITS, REPORTED, STANDARD, WHOLE_LAYER
 from ..model import EMBEDDING, FIRST_LAYER, OTHER_LAYERS, build_model
 from .evidence import AFTER_FIRST_LAYER_BYTES, AFTER_FORWARD_BYTES, SIZE, TINY, Evidence
@@ -30,14 +30,14 @@ def parameters_and_tables(evidence: Evidence) -> CheckResult:
     figures = sizes(
         parameters=parameters, tables=tables, both=parameters + tables, shared_saves=tables - tables // SIZE.layers
     )
-    return compared(ON_SHAPES, parameters, parameters_decimal=decimal(parameters), **figures)
+    return matches_figure(ON_SHAPES, parameters, parameters_decimal=decimal(parameters), **figures)
 
 
 @check("LOG-30")
 def parameter_count(evidence: Evidence) -> CheckResult:
     """Count the parameters of the rebuilt model."""
     count = num_parameters(evidence.model)
-    return compared(ON_SHAPES, count, parameters=count)
+    return matches_figure(ON_SHAPES, count, parameters=count)
 
 
 @check("LOG-50")
@@ -46,15 +46,15 @@ def attention_types(evidence: Evidence) -> CheckResult:
     dense = build_model("4B", attention_type="dense", device="meta", dtype=torch.bfloat16)
     more = num_parameters(evidence.model) - num_parameters(dense)
     gates_and_places = 2 * SIZE.width * SIZE.heads + SIZE.sparse.compress_block * SIZE.head_width
-    return result(more == SIZE.layers * gates_and_places, ON_SHAPES, more=more, a_layer=more // SIZE.layers)
+    return holds_if(more == SIZE.layers * gates_and_places, ON_SHAPES, more=more, a_layer=more // SIZE.layers)
 
 
 @check("LOG-40")
 def batch_is_one_already(evidence: Evidence) -> CheckResult:
     """Compute logits and layer inputs at the report's batch, less those at batch 1."""
     formula = "B*T*V*e + L*B*T*D*e"
-    saved = evidence.bytes(formula) - evidence.bytes(formula, B=1)
-    return result(saved > 0, ARITHMETIC, batch=evidence.dims["B"], **sizes(saved=saved))
+    saved = evidence.evaluate(formula) - evidence.evaluate(formula, B=1)
+    return holds_if(saved > 0, ARITHMETIC, batch=evidence.dims["B"], **sizes(saved=saved))
 
 
 @check("LOG-43")
@@ -71,7 +71,7 @@ def recommended_settings(evidence: Evidence) -> CheckResult:
     )
     wanted = ("4B", 131_072, True, 1, 4)
     same = sum(one == other for one, other in zip(found, wanted, strict=True))
-    return result(same == len(wanted), "configs/131k.yaml", settings=same)
+    return holds_if(same == len(wanted), "configs/131k.yaml", settings=same)
 
 
 # ---------------------------------------------------------------- a profile of the tiny model
@@ -81,7 +81,7 @@ def sharding_leaves_activations(evidence: Evidence) -> CheckResult:
     alone, rank = evidence.rows(*TINY), evidence.rows(*TINY, world_size=2)
     parameters = rank[PARAMETERS].kinds[PARAMETERS] / alone[PARAMETERS].kinds[PARAMETERS]
     activations = rank[OTHER_LAYERS].stage.added_bytes / alone[OTHER_LAYERS].stage.added_bytes
-    return result(activations < 1, ONE_RANK, parameters=f"{parameters:.2f}", activations=f"{activations:.2f}")
+    return holds_if(activations < 1, ONE_RANK, parameters=f"{parameters:.2f}", activations=f"{activations:.2f}")
 
 
 @check("LOG-41")
@@ -99,9 +99,9 @@ def checkpointing_flag(evidence: Evidence) -> CheckResult:
         model(ids_BT, ids_BT).backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     equal = all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
-    figures = sizes(at_full_size=evidence.bytes("B*T*D*e"), all_layers=evidence.layer_inputs_bytes)
-    return result(
-        kept == evidence.bytes("T*D*e", **tiny) and equal,
+    figures = sizes(at_full_size=evidence.evaluate("B*T*D*e"), all_layers=evidence.layer_inputs_bytes)
+    return holds_if(
+        kept == evidence.evaluate("T*D*e", **tiny) and equal,
         f"{TINY_PROFILE}, and on the CPU",
         **figures,
         gradients="equal" if equal else "different",
@@ -117,17 +117,17 @@ def gradients_and_states(evidence: Evidence) -> CheckResult:
     figures = sizes(
         gradients=parameters, states_in_bfloat16=states * parameters, states_in_float32=states * parameters * 2
     )
-    return result(kinds[GRADIENTS] == kinds[PARAMETERS] and states > 0, TINY_PROFILE, **figures, states=states)
+    return holds_if(kinds[GRADIENTS] == kinds[PARAMETERS] and states > 0, TINY_PROFILE, **figures, states=states)
 
 
 @check("LOG-49")
 def finds_the_bottleneck(evidence: Evidence) -> CheckResult:
     """Compare the step that the report's table blames on layers with the logits, and find what our profile blames."""
     largest = max(evidence.rows(*TINY)[LOGITS].stage.alive_at_end, key=lambda row: row.bytes)
-    named = largest.bytes == evidence.bytes("T*V*e", **evidence.tiny_dims) and "head(" in largest.code
+    named = largest.bytes == evidence.evaluate("T*V*e", **evidence.tiny_dims) and "head(" in largest.code
     figures = sizes(step=AFTER_FORWARD_BYTES - AFTER_FIRST_LAYER_BYTES, logits=evidence.logits_bytes)
     ours = "the head" if named else f"{largest.what} {largest.place}"
-    return result(not _is_the_step_to_the_full_forward(evidence), TINY_PROFILE, **figures, ours=ours)
+    return holds_if(not _is_the_step_to_the_full_forward(evidence), TINY_PROFILE, **figures, ours=ours)
 
 
 def _is_the_step_to_the_full_forward(evidence: Evidence) -> bool:
@@ -148,7 +148,7 @@ def full_forward(evidence: Evidence) -> CheckResult:
         all_kept=SIZE.layers * added[WHOLE_LAYER],
     )
     is_the_logits = _is_the_step_to_the_full_forward(evidence) and logits == evidence.logits_bytes
-    return result(not is_the_logits, WHOLE_PROFILE, **figures)
+    return holds_if(not is_the_logits, WHOLE_PROFILE, **figures)
 
 
 @check("LOG-34")
@@ -158,7 +158,7 @@ def first_layer(evidence: Evidence) -> CheckResult:
     kept, source = stage.added_bytes, inspect.getsource(FeedForward.forward)
     feed_forward = sum(row.bytes for row in stage.alive_at_end if row.code and row.code in source)
     said = AFTER_FIRST_LAYER_BYTES - int(9.35 * GiB)
-    return result(feed_forward < kept / 2, WHOLE_PROFILE, **sizes(said=said, kept=kept, feed_forward=feed_forward))
+    return holds_if(feed_forward < kept / 2, WHOLE_PROFILE, **sizes(said=said, kept=kept, feed_forward=feed_forward))
 
 
 @check("LOG-38")
@@ -166,8 +166,8 @@ def activations_when_checkpointed(evidence: Evidence) -> CheckResult:
     """Measure activations and temporaries in the forward, at the step's highest stage, and with the reported loss."""
     rows = evidence.rows()
     names = {"forward": OTHER_LAYERS, "highest": BACKWARD, "reported": REPORTED}
-    taken = {name: rows[stage].kinds[REST] for name, stage in names.items()}
-    return compared(WHOLE_PROFILE, taken["highest"], **sizes(**taken))
+    taken = {name: rows[stage].kinds[ACTIVATIONS] for name, stage in names.items()}
+    return matches_figure(WHOLE_PROFILE, taken["highest"], **sizes(**taken))
 
 
 @check("LOG-44")
@@ -176,7 +176,7 @@ def half_on_each_of_two(evidence: Evidence) -> CheckResult:
     by_the_table, on_rank = int((68 - 8.72 / 2) * GiB), evidence.later_step_bytes(world_size=2)
     alone = evidence.rows()[LATER_STEP].stage.peak_bytes
     figures = sizes(by_the_table=by_the_table, alone=alone, on_rank=on_rank)
-    return compared(ONE_RANK, by_the_table, on_rank, **figures)
+    return matches_figure(ONE_RANK, by_the_table, on_rank, **figures)
 
 
 @check("LOG-48")
@@ -185,7 +185,7 @@ def profiler_runs(evidence: Evidence) -> CheckResult:
     rows = evidence.rows()
     wanted = (PARAMETERS, EMBEDDING, FIRST_LAYER, OTHER_LAYERS, STANDARD, REPORTED, BACKWARD, OPTIMIZER)
     there = sum(rows[name].stage.peak_bytes > 0 for name in wanted)
-    return result(there == len(wanted), WHOLE_PROFILE, stages=there, **sizes(peak=evidence.profile().peak_bytes))
+    return holds_if(there == len(wanted), WHOLE_PROFILE, stages=there, **sizes(peak=evidence.profile().peak_bytes))
 
 
 # ---------------------------------------------------------------- the report's summary
@@ -195,7 +195,7 @@ def two_bugs_both_fixed(evidence: Evidence) -> CheckResult:
     loss, positions = one_chunk_at_a_time(evidence), frequencies_keep_their_dtype(evidence)
     tables = parameters_and_tables(evidence)
     still_there = sum(not found.holds for found in (loss, positions, tables))
-    return result(
+    return holds_if(
         not still_there,
         "LOG-12, LOG-27 and LOG-29",
         still_there=still_there,

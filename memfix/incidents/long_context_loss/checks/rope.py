@@ -9,7 +9,7 @@ import torch
 from ....ops.rope.reported import ReportedRotary
 from ...claims import Claim
 from ...evidence import raised
-from ...judging import ON_CPU, CheckResult, as_expected, check, result
+from ...judging import ON_CPU, CheckResult, as_expected, check, holds_if
 from .evidence import SIZE, Evidence
 
 # the meta device stands for a GPU: the same calls refuse tensors of two devices
@@ -49,7 +49,7 @@ def positions_where_frequencies_are(evidence: Evidence) -> CheckResult:
         devices.append((rotary(_x(positions, device)).device.type, rotary.cos_cached.device.type, device))
     right = all(len(set(three)) == 1 for three in devices) and rotary.cos_cached.shape[0] == 20
     places, saved = ", ".join(cache for _, cache, _ in devices), len(rotary.state_dict())
-    return result(right and not saved, CPU_AND_META, devices=places, saved=saved)
+    return holds_if(right and not saved, CPU_AND_META, devices=places, saved=saved)
 
 
 @check("LOG-27")
@@ -65,7 +65,7 @@ def frequencies_keep_their_dtype(evidence: Evidence) -> CheckResult:
     positions_T = torch.arange(num_positions, dtype=narrow.inv_freq.dtype)
     half_T = torch.arange(num_positions).to(torch.float16)
     distinct = positions_T.unique().numel()
-    return result(
+    return holds_if(
         distinct == num_positions,
         ON_CPU,
         positions=num_positions,
@@ -96,4 +96,4 @@ def regrowth(evidence: Evidence) -> CheckResult:
     not_again = rotary.cos_cached is grown
     length = grown.shape[0]
     holds = reused and kept and not_again and length == 30
-    return result(holds, ON_CPU, length=length, prefix="unchanged" if kept else "changed")
+    return holds_if(holds, ON_CPU, length=length, prefix="unchanged" if kept else "changed")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...claims import Claim
-from ...judging import ON_H200, CheckResult, check, result
+from ...judging import ON_H200, CheckResult, check, holds_if
 from .evidence import Evidence
 
 
@@ -12,4 +12,4 @@ def slower_by_5_to_10_percent(evidence: Evidence, claim: Claim) -> CheckResult:
     """Compare the times of the reported loop and of naive, at each case that was timed."""
     slower = {case: ratio - 1 for case, ratio in evidence.speed_ratios("reported").items()}
     figures = {case: f"{100 * share:+.0f} %" for case, share in slower.items()}
-    return result(all(map(claim.quantity.is_met_by, slower.values())), ON_H200, **figures, cases=len(slower))
+    return holds_if(all(map(claim.quantity.is_met_by, slower.values())), ON_H200, **figures, cases=len(slower))

@@ -15,7 +15,18 @@ from ....ops.npt_linear.contract import contract
 from ....ops.npt_linear.reported import compute_weight_delta, reported_npt_linear
 from ...claims import Claim
 from ...evidence import raised
-from ...judging import ARITHMETIC, METER, ON_CPU, CheckResult, as_expected, check, compared, decimal, result, sizes
+from ...judging import (
+    ARITHMETIC,
+    METER,
+    ON_CPU,
+    CheckResult,
+    as_expected,
+    check,
+    decimal,
+    holds_if,
+    matches_figure,
+    sizes,
+)
 from ..model import SIZES
 from .evidence import LLAMA_7B, LLAMA_8B, Evidence, drawn
 
@@ -48,16 +59,16 @@ def typical_width(evidence: Evidence) -> CheckResult:
     """Look up the width of the feed-forward in the published 7B and 8B models."""
     widths = {size: SIZES[size].ffn_width for size in (LLAMA_7B, LLAMA_8B)}
     holds = set(widths.values()) == {evidence.dims["F"]}
-    return result(holds, "the published shapes", of_7b=widths[LLAMA_7B], of_8b=widths[LLAMA_8B])
+    return holds_if(holds, "the published shapes", of_7b=widths[LLAMA_7B], of_8b=widths[LLAMA_8B])
 
 
 @check("NPT-03", formula="B*S*D*F*e", at_8b="B*S*D*G*e", unit="GB")
 @check("NPT-07", formula="B*D*F*e", at_8b="B*D*G*e", unit="MB")
 def bytes_of_deltas(evidence: Evidence, formula: str, at_8b: str, unit: str) -> CheckResult:
     """Compute the bytes of the deltas of all tokens, or of one token per sequence, at both widths."""
-    size, wide, one = evidence.bytes(formula), evidence.bytes(at_8b), evidence.bytes(formula, B=1)
+    size, wide, one = evidence.evaluate(formula), evidence.evaluate(at_8b), evidence.evaluate(formula, B=1)
     figures = sizes(binary=size, wide=wide, one_sequence=one)
-    return compared(ARITHMETIC, size, bytes=size, decimal=decimal(size, unit), **figures)
+    return matches_figure(ARITHMETIC, size, bytes=size, decimal=decimal(size, unit), **figures)
 
 
 @check("NPT-04")
@@ -70,13 +81,15 @@ def modulation(evidence: Evidence) -> CheckResult:
         for m in (product, product.detach())
     )
     holds = product.shape == (B, S, R) and not torch.allclose(whole, weight_alone)
-    return result(holds, ON_CPU, shape="(b, s, r)", paths=2 if holds else 1)
+    return holds_if(holds, ON_CPU, shape="(b, s, r)", paths=2 if holds else 1)
 
 
 @check("NPT-05")
 def modulation_bytes(evidence: Evidence) -> CheckResult:
-    size = evidence.bytes("B*S*R*e")
-    return compared(ARITHMETIC, size, bytes=size, elements=evidence.bytes("B*S*R"), one=evidence.bytes("S*R*e"))
+    size = evidence.evaluate("B*S*R*e")
+    return matches_figure(
+        ARITHMETIC, size, bytes=size, elements=evidence.evaluate("B*S*R"), one=evidence.evaluate("S*R*e")
+    )
 
 
 @check("NPT-06")
@@ -88,7 +101,7 @@ def one_token(evidence: Evidence) -> CheckResult:
     equal = all(torch.allclose(one, delta[:, at], rtol=1e-12) for at, one in enumerate(positions))
     outside = {raised(compute_weight_delta, given["modulation"], at, given["a"], given["b"]) for at in (-1, S)}
     holds = equal and positions[0].shape == (B, D, F) and outside == {"ValueError"}
-    return result(holds, ON_CPU, positions=len(positions), outside=", ".join(sorted(outside)))
+    return holds_if(holds, ON_CPU, positions=len(positions), outside=", ".join(sorted(outside)))
 
 
 @check("NPT-08")
@@ -99,7 +112,7 @@ def chunks(evidence: Evidence) -> CheckResult:
     outputs = [npt_linear(**given, form="token_chunks", tokens_per_chunk=size) for size in range(1, B * S + 2)]
     equal = all(torch.allclose(out, true, rtol=1e-12) for out in outputs)
     few, twice = (evidence.peak("token_chunks", "forward", tokens_per_chunk=size) for size in (8, 16))
-    return result(
+    return holds_if(
         equal and few < twice < 2 * few, f"{ON_CPU}; {METER}", sizes_tried=len(outputs), **sizes(at_8=few, at_16=twice)
     )
 
@@ -107,20 +120,20 @@ def chunks(evidence: Evidence) -> CheckResult:
 @check("NPT-09")
 def below_a_gigabyte(evidence: Evidence) -> CheckResult:
     """Compute the report's sum; measure its form without gradients and in training, and the low-rank product."""
-    summed = evidence.bytes("B*S*R*e + B*D*F*e")
+    summed = evidence.evaluate("B*S*R*e + B*D*F*e")
     forward, held = evidence.peak("reported", "forward"), evidence.peak("reported", "held")
     train = evidence.peak("reported", "train")
     figures = sizes(forward=forward, held=held, factored=evidence.peak("factored", "train"))
-    return result(max(summed, forward, train) < 10**9, METER, sum=decimal(summed), **figures)
+    return holds_if(max(summed, forward, train) < 10**9, METER, sum=decimal(summed), **figures)
 
 
 @check("NPT-10")
 def four_hundred_times(evidence: Evidence) -> CheckResult:
     """Compare the bytes of the two tensors, and the peaks of two forms with that of naive."""
-    ratio = evidence.bytes("B*S*D*F*e") / evidence.bytes("B*D*F*e")
+    ratio = evidence.evaluate("B*S*D*F*e") / evidence.evaluate("B*D*F*e")
     peaks = {phase: f"{evidence.times_below('reported', phase):.1f}x" for phase in ("forward", "train")}
     factored = f"{evidence.times_below('factored', 'train'):,.0f}x"
-    return result(ratio > 400, f"{ARITHMETIC}; {METER}", ratio=round(ratio), **peaks, factored=factored)
+    return holds_if(ratio > 400, f"{ARITHMETIC}; {METER}", ratio=round(ratio), **peaks, factored=factored)
 
 
 @check("NPT-19")
@@ -134,7 +147,7 @@ def product_equals(evidence: Evidence) -> CheckResult:
         true = torch.einsum("bsd,bsdf->bsf", given["hidden"], given["weight"] + _einsum(given))
         pairs = zip(*(torch.autograd.grad(out.square().sum(), [*given.values()]) for out in (ours, true)), strict=True)
         worst = max(worst, *(float((one - other).detach().abs().max()) for one, other in [(ours, true), *pairs]))
-    return result(worst < 1e-10, ON_CPU, ranks=3, within="1e-10" if worst < 1e-10 else f"{worst:.0e}")
+    return holds_if(worst < 1e-10, ON_CPU, ranks=3, within="1e-10" if worst < 1e-10 else f"{worst:.0e}")
 
 
 @check("NPT-20")
@@ -142,23 +155,23 @@ def distributes(evidence: Evidence) -> CheckResult:
     given = _inputs()
     delta, hidden = _einsum(given), given["hidden"].unsqueeze(-2)
     whole, parts = hidden @ (given["weight"] + delta), hidden @ given["weight"] + hidden @ delta
-    return result(torch.allclose(whole, parts, rtol=1e-10), ON_CPU, equal=str(torch.allclose(whole, parts)))
+    return holds_if(torch.allclose(whole, parts, rtol=1e-10), ON_CPU, equal=str(torch.allclose(whole, parts)))
 
 
 @check("NPT-21")
 def no_delta(evidence: Evidence) -> CheckResult:
     """Measure the largest tensor that the low-rank product makes without gradients, and its peak in training."""
-    largest, weight = evidence.largest("factored"), evidence.bytes("D*F*e")
+    largest, weight = evidence.largest("factored"), evidence.evaluate("D*F*e")
     figures = sizes(
         largest=largest, weight=weight, train=evidence.peak("factored", "train"), naive=evidence.peak(NAIVE, "train")
     )
-    return result(largest < weight, METER, **figures)
+    return holds_if(largest < weight, METER, **figures)
 
 
 @check("NPT-24")
 def half_the_tokens(evidence: Evidence) -> CheckResult:
-    size = evidence.bytes("B*S*D*F*e", S=256)
-    return result(2 * size == evidence.bytes("B*S*D*F*e"), ARITHMETIC, bytes=size, **sizes(binary=size))
+    size = evidence.evaluate("B*S*D*F*e", S=256)
+    return holds_if(2 * size == evidence.evaluate("B*S*D*F*e"), ARITHMETIC, bytes=size, **sizes(binary=size))
 
 
 @check("NPT-34")
@@ -178,4 +191,4 @@ def operations(evidence: Evidence) -> CheckResult:
     with FlopCounterMode(display=False) as product:
         ((hidden @ a) * modulation) @ b
     counts = loop.get_total_flops(), product.get_total_flops()
-    return compared("counted by torch", counts[0] / counts[1], loop=counts[0], product=counts[1])
+    return matches_figure("counted by torch", counts[0] / counts[1], loop=counts[0], product=counts[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ....ops.npt_linear import npt_linear
-from ...judging import ARITHMETIC, METER, CheckResult, check, compared, decimal, result, sizes
+from ...judging import ARITHMETIC, METER, CheckResult, check, decimal, holds_if, matches_figure, sizes
 from ..model import SIZES
 from .evidence import GPT2, LLAMA_8B, Evidence, drawn
 
@@ -25,15 +25,15 @@ def offload_frees(evidence: Evidence) -> CheckResult:
     published = hidden @ weight + ((hidden @ a.detach().cpu()) * modulation) @ b.detach().cpu()
     (of_published,) = torch.autograd.grad(published.sum(), b, allow_unused=True)
     (ours,) = torch.autograd.grad(npt_linear(hidden, weight, a, b, modulation, form="offload").sum(), b)
-    figures = sizes(freed=freed, step=step, all_deltas=evidence.bytes("B*S*D*F*e"))
+    figures = sizes(freed=freed, step=step, all_deltas=evidence.evaluate("B*S*D*F*e"))
     trains = of_published is not None, bool(ours.any())
-    return result(freed > step / 1000, METER, **figures, published_trains=str(trains[0]), ours_trains=str(trains[1]))
+    return holds_if(freed > step / 1000, METER, **figures, published_trains=str(trains[0]), ours_trains=str(trains[1]))
 
 
 @check("NPT-27")
 def original(evidence: Evidence) -> CheckResult:
-    step, delta = evidence.run_bytes("original"), evidence.bytes("B*S*D*G*e")
-    return result(step > CARD_BYTES, METER, step=decimal(step, "TB"), **sizes(one_delta=delta))
+    step, delta = evidence.run_bytes("original"), evidence.evaluate("B*S*D*G*e")
+    return holds_if(step > CARD_BYTES, METER, step=decimal(step, "TB"), **sizes(one_delta=delta))
 
 
 @check("NPT-28")
@@ -42,24 +42,24 @@ def basic_and_offload(evidence: Evidence) -> CheckResult:
     names = {"basic": "basic optimization", "product": "product of low rank", "offload": "+ CPU offload"}
     steps = {short: evidence.run_bytes(name) for short, name in names.items()}
     holds = round(steps["basic"] / 1e9) == 79 and round(steps["offload"] / 1e9) == 78
-    token = evidence.bytes("B*D*G*e")
-    return result(holds, METER, **{name: decimal(step) for name, step in steps.items()}, **sizes(token=token))
+    token = evidence.evaluate("B*D*G*e")
+    return holds_if(holds, METER, **{name: decimal(step) for name, step in steps.items()}, **sizes(token=token))
 
 
 @check("NPT-29")
 def half_precision(evidence: Evidence) -> CheckResult:
     step, base = evidence.run_bytes("+ fp16"), 2 * SIZES[LLAMA_8B].num_parameters
-    return compared(METER, step, step=decimal(step), base=decimal(base))
+    return matches_figure(METER, step, step=decimal(step), base=decimal(base))
 
 
 @check("NPT-30")
 def with_fewer_layers(evidence: Evidence) -> CheckResult:
     step, before = evidence.run_bytes("+ fewer layers"), evidence.run_bytes("+ fp16")
-    return compared(METER, step, step=decimal(step), less=decimal(before - step))
+    return matches_figure(METER, step, step=decimal(step), less=decimal(before - step))
 
 
 @check("NPT-31")
 def small_model(evidence: Evidence) -> CheckResult:
     """Compute 16 bytes a parameter, as if all parameters trained; measure a step in which only A and B train."""
     all_trained, step = 16 * SIZES[GPT2].num_parameters, evidence.run_bytes("small model")
-    return compared(f"{ARITHMETIC}; {METER}", all_trained, all_trained=decimal(all_trained), step=decimal(step))
+    return matches_figure(f"{ARITHMETIC}; {METER}", all_trained, all_trained=decimal(all_trained), step=decimal(step))

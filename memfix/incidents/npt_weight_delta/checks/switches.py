@@ -9,24 +9,23 @@ from ....laws import NAIVE
 from ....ops.npt_linear import FORMS, npt_linear
 from ....ops.npt_linear.contract import contract
 from ...claims import Claim
-from ...distributed import World
-from ...evidence import fixed_seed, raised
+from ...distributed import ALONE_ON_CPU
+from ...evidence import fixed_seed, raised, train_alone
 from ...incident import load_config
-from ...judging import METER, ON_CPU, CheckResult, as_expected, check, result, sizes
-from ...training import Run, train
+from ...judging import METER, ON_CPU, CheckResult, as_expected, check, holds_if, sizes
+from ...training import Run
 from ..incident import incident
 from ..int8_linear import Int8Linear, make_8bit
 from ..layer import OFFLOAD, NptLinear
 from ..model import SIZES
 from .evidence import LLAMA_8B, SHRUNKEN, Evidence, drawn, linear, model
 
-ALONE = World(0, 1, torch.device("cpu"))
 OPTIMIZED = "config_optimized.yaml"
 
 
 def _run(evidence: Evidence, *overrides: str, file: str = "") -> Run:
     with fixed_seed():
-        return Run(incident, evidence.config(*SHRUNKEN, *overrides, file=file), ALONE)
+        return Run(incident, evidence.config(*SHRUNKEN, *overrides, file=file), ALONE_ON_CPU)
 
 
 @check("NPT-11")
@@ -44,13 +43,13 @@ def tuples(evidence: Evidence) -> CheckResult:
     ways = [(h, x) for h in (hidden, (hidden,), (hidden, None)) for x in (attention, (attention,), (attention, None))]
     equal = all(torch.equal(out(*way), out(hidden, attention)) for way in ways)
     refused = f"{raised(out, [hidden], attention)}, {raised(out, (), attention)}"
-    return result(equal and refused == "TypeError, ValueError", ON_CPU, ways=len(ways), refused=refused)
+    return holds_if(equal and refused == "TypeError, ValueError", ON_CPU, ways=len(ways), refused=refused)
 
 
 @check("NPT-12")
 def default_batch(evidence: Evidence) -> CheckResult:
     size = evidence.config().training.batch_size
-    return result(size == 1, "configs/config.yaml", batch_size=size)
+    return holds_if(size == 1, "configs/config.yaml", batch_size=size)
 
 
 @check("NPT-13")
@@ -74,7 +73,7 @@ def accumulation(evidence: Evidence) -> CheckResult:
     )
     holds = bool(equal) and evidence.config().training.gradient_accumulation_steps == 4 * 8
     words = {True: "equal", False: "different"}
-    return result(holds, ON_CPU, examples=32, gradients=words[bool(equal)], means=words[bool(means_equal)])
+    return holds_if(holds, ON_CPU, examples=32, gradients=words[bool(equal)], means=words[bool(means_equal)])
 
 
 @check("NPT-14")
@@ -83,8 +82,8 @@ def efficiency_test(evidence: Evidence) -> CheckResult:
     given = [drawn(2, 4, 6), drawn(6, 7, seed=1), drawn(6, 2, seed=2), drawn(2, 7, seed=3), drawn(2, 4, 2, seed=4)]
     forms = [form for form in FORMS if form != "triton"]
     equal = [torch.allclose(npt_linear(*given, form=form), contract.naive(*given), rtol=1e-10) for form in forms]
-    figures = sizes(delta=evidence.bytes("B*S*D*F*e"), naive=evidence.peak(NAIVE, "forward"))
-    return result(all(equal), f"{ON_CPU}; {METER}", **figures)
+    figures = sizes(delta=evidence.evaluate("B*S*D*F*e"), naive=evidence.peak(NAIVE, "forward"))
+    return holds_if(all(equal), f"{ON_CPU}; {METER}", **figures)
 
 
 @check("NPT-15")
@@ -93,7 +92,7 @@ def offload_switch(evidence: Evidence) -> CheckResult:
     layers = [module for module in _run(evidence, file=OPTIMIZED).model.modules() if isinstance(module, NptLinear)]
     forms = ", ".join(sorted({layer.form for layer in layers}))
     is_on = evidence.config(file=OPTIMIZED).optimization.use_cpu_offload
-    return result(is_on and forms == OFFLOAD, f"configs/{OPTIMIZED}", form=forms, layers=len(layers))
+    return holds_if(is_on and forms == OFFLOAD, f"configs/{OPTIMIZED}", form=forms, layers=len(layers))
 
 
 @check("NPT-17")
@@ -126,7 +125,7 @@ def masters(evidence: Evidence) -> CheckResult:
     _, num_trained = evidence.trained(OPTIMIZED)
     holds = trained == {torch.float32} and frozen == {torch.float16} and skipped
     figures = sizes(of_all=count * (4 + 2), ours=count * 2 + num_trained * (4 + 2))
-    return result(holds, f"{ON_CPU}; counted", overflow="skipped" if skipped else "taken", **figures)
+    return holds_if(holds, f"{ON_CPU}; counted", overflow="skipped" if skipped else "taken", **figures)
 
 
 @check("NPT-22")
@@ -134,7 +133,7 @@ def fewer_layers(evidence: Evidence) -> CheckResult:
     """Count the converted layers of both files, and the trained parameters that 12 fewer layers save."""
     (many, trained), (few, _) = evidence.trained("config.yaml"), evidence.trained(OPTIMIZED)
     saved = trained // many * (many - few)
-    return result((many, few) == (16, 4), "counted over the models", layers=few, saved=saved)
+    return holds_if((many, few) == (16, 4), "counted over the models", layers=few, saved=saved)
 
 
 @check("NPT-23")
@@ -142,7 +141,7 @@ def smaller_rank(evidence: Evidence) -> CheckResult:
     """Count the trained parameters of one converted layer at both ranks."""
     (many, of_16), (few, of_8) = evidence.trained("config.yaml"), evidence.trained(OPTIMIZED)
     holds = of_16 // many == 2 * (of_8 // few)
-    return result(holds, "counted over the models", rank_16=of_16 // many, rank_8=of_8 // few)
+    return holds_if(holds, "counted over the models", rank_16=of_16 // many, rank_8=of_8 // few)
 
 
 @check("NPT-25")
@@ -151,10 +150,9 @@ def launch(evidence: Evidence) -> CheckResult:
     names = [load_config(incident, name).name for name in ("small", "config_optimized")]
     refused = raised(load_config, incident, "medium")
     config = evidence.config(*SHRUNKEN, "model.size=tiny_gpt2", "training.steps=4", file="small")
-    with fixed_seed():
-        steps = len(list(train(incident, config, ALONE)))
+    steps = len(train_alone(incident, config))
     holds = refused == UsageError.__name__ and steps == 4
-    return result(holds, "memfix train, shrunken", names=", ".join(names), unknown=refused)
+    return holds_if(holds, "memfix train, shrunken", names=", ".join(names), unknown=refused)
 
 
 @check("NPT-26")
@@ -162,7 +160,7 @@ def command(evidence: Evidence) -> CheckResult:
     """Train by the optimized file, with a tiny model."""
     run = _run(evidence, "training.steps=3", file=OPTIMIZED)
     taken = sum(not run.take_step().skipped for _ in range(3))
-    return result(taken == 3, "memfix train, shrunken", steps=taken)
+    return holds_if(taken == 3, "memfix train, shrunken", steps=taken)
 
 
 @check("NPT-33")
@@ -176,7 +174,7 @@ def eight_bits(evidence: Evidence) -> CheckResult:
     rest = sum(parameter.numel() for parameter in decoder.parameters() if parameter.is_floating_point())
     on_cpu = raised(_run, evidence, "optimization.use_8bit=true")
     holds = stored == expected and on_cpu == UsageError.__name__
-    return result(holds, "counted over the model", on_cpu=on_cpu, **sizes(stored=stored, in_16_bits=2 * rest))
+    return holds_if(holds, "counted over the model", on_cpu=on_cpu, **sizes(stored=stored, in_16_bits=2 * rest))
 
 
 @check("NPT-35")
@@ -186,4 +184,4 @@ def two_files(evidence: Evidence) -> CheckResult:
         (config.training.batch_size, config.training.gradient_accumulation_steps)
         for config in (evidence.config(file=file) for file in ("config.yaml", OPTIMIZED))
     }
-    return result(cuts == {(1, 32)}, "configs/", cut=", ".join(f"{size} x {forwards}" for size, forwards in cuts))
+    return holds_if(cuts == {(1, 32)}, "configs/", cut=", ".join(f"{size} x {forwards}" for size, forwards in cuts))

@@ -9,7 +9,7 @@ import torch
 from ....laws import NAIVE
 from ....ops.batches import ZipfCorpus, batches
 from ....ops.vocabulary import UNKNOWN, vocabulary
-from ...judging import ON_CPU, CheckResult, check, decimal, result
+from ...judging import ON_CPU, CheckResult, check, decimal, holds_if
 from .evidence import Evidence
 
 HOST = "host meter"
@@ -28,7 +28,7 @@ def every_word(evidence: Evidence) -> CheckResult:
     """Count the entries of the naive vocabulary, which has no cap."""
     text = _text(3000, 400)
     entries = evidence.contract("vocabulary").naive(" ".join(text))
-    return result(len(entries) == len(set(text)) + 1, ON_CPU, words=len(text), entries=len(entries), specials=1)
+    return holds_if(len(entries) == len(set(text)) + 1, ON_CPU, words=len(text), entries=len(entries), specials=1)
 
 
 @check("PYT-09")
@@ -41,7 +41,7 @@ def top_words(evidence: Evidence) -> CheckResult:
     are_top = min(counts[word] for word in kept) >= max(counts[word] for word in left)
     same = made == vocabulary(" ".join(reversed(text)), cap=10_000)
     all_kept = len(vocabulary(" ".join(text), cap=20_000)) == len(counts) + 1
-    return result(
+    return holds_if(
         len(made) == 10_000 and are_top and same and all_kept,
         ON_CPU, entries=len(made), kept=len(kept), types=len(counts),
     )  # fmt: skip
@@ -56,7 +56,7 @@ def rare_words_are_unknown(evidence: Evidence) -> CheckResult:
     expected = [word if word in made.ids else UNKNOWN for word in text]
     unknown = round(made.unknown_rate() * len(text))
     holds = returned == expected and unknown == returned.count(UNKNOWN) > 0
-    return result(holds, ON_CPU, unknown=unknown, words=len(text))
+    return holds_if(holds, ON_CPU, unknown=unknown, words=len(text))
 
 
 @check("PYT-11")
@@ -64,7 +64,7 @@ def whole_data_set(evidence: Evidence) -> CheckResult:
     """Measure what each token adds to the naive list of batches."""
     small, large = (evidence.peak(NAIVE, "forward", op="batches", N=number) for number in TOKENS)
     a_token = _bytes_a_token(large - small, TOKENS[1] - TOKENS[0])
-    return result(a_token >= 16, HOST, bytes_a_token=a_token, of_wikitext=decimal(a_token * WIKITEXT_TOKENS, "MB"))
+    return holds_if(a_token >= 16, HOST, bytes_a_token=a_token, of_wikitext=decimal(a_token * WIKITEXT_TOKENS, "MB"))
 
 
 @check("PYT-12")
@@ -80,7 +80,7 @@ def streamed(evidence: Evidence) -> CheckResult:
     shape, sizes = {"length": 8, "batch_size": 512}, [4 * number for number in TOKENS]
     small, large = (evidence.peak("streaming", "forward", op="batches", N=number, **shape) for number in sizes)
     more = _bytes_a_token(large - small, sizes[1] - sizes[0])
-    return result(same and not more, f"{HOST}, {ON_CPU}", larger=TOKENS[1] // TOKENS[0], more=more)
+    return holds_if(same and not more, f"{HOST}, {ON_CPU}", larger=TOKENS[1] // TOKENS[0], more=more)
 
 
 def _bytes_a_token(more_bytes: int, more_tokens: int) -> int:

@@ -15,7 +15,7 @@ from ....ops.matmul import row_max
 from ....ops.matmul.launching import SOURCE
 from ....ops.matmul.one_thread import one_thread_matmul
 from ....ops.matmul.tiled import tiled_matmul
-from ...judging import ON_H200, CheckResult, NotMeasured, check, result
+from ...judging import ON_H200, CheckResult, NotMeasured, check, holds_if
 from .evidence import Evidence
 
 EMULATED = "the kernel's source, emulated"
@@ -38,7 +38,7 @@ def _require_emulation() -> None:
 @check("PYT-13")
 def loads_without_tiles(evidence: Evidence) -> CheckResult:
     loads = _traffic(one_thread_matmul).loads
-    return result(loads == 2 * M * N * K, EMULATED, loads=loads, m=M, n=N, k=K)
+    return holds_if(loads == 2 * M * N * K, EMULATED, loads=loads, m=M, n=N, k=K)
 
 
 @check("PYT-14")
@@ -48,13 +48,13 @@ def tiles(evidence: Evidence) -> CheckResult:
     source = SOURCE.read_text(encoding="utf-8")
     tile = int(re.findall(r"#define TILE (\d+)", source)[0])
     shared_bytes = 4 * tile * tile * len(re.findall(r"__shared__ float \w+\[TILE\]\[TILE\];", source))
-    return result(times == tile == 16, EMULATED, times=f"{times:.0f}", shared_bytes=shared_bytes, threads=tile * tile)
+    return holds_if(times == tile == 16, EMULATED, times=f"{times:.0f}", shared_bytes=shared_bytes, threads=tile * tile)
 
 
 @check("PYT-16")
 def source_is_shipped(evidence: Evidence) -> CheckResult:
     kernels = re.findall(r"__global__ void (\w+)", SOURCE.read_text(encoding="utf-8"))
-    return result(bool(kernels), "the package's files", file=f"memfix/ops/matmul/{SOURCE.name}", kernels=len(kernels))
+    return holds_if(bool(kernels), "the package's files", file=f"memfix/ops/matmul/{SOURCE.name}", kernels=len(kernels))
 
 
 @check("PYT-17")
@@ -64,14 +64,14 @@ def make_rebuilds(evidence: Evidence) -> CheckResult:
         raise NotMeasured("needs make")
     command = ["make", "-n", "--always-make", "clean", "matmul.cubin"]
     ended = subprocess.run(command, cwd=SOURCE.parent, capture_output=True, text=True, check=False)
-    return result(ended.returncode == 0, "make -n", commands=len(ended.stdout.splitlines()))
+    return holds_if(ended.returncode == 0, "make -n", commands=len(ended.stdout.splitlines()))
 
 
 @check("PYT-39")
 def coalesced(evidence: Evidence) -> CheckResult:
     """Count the sectors of 32 bytes that a load by 32 threads touches; 4 are the fewest."""
     traffic = _traffic(tiled_matmul)
-    return result(
+    return holds_if(
         traffic.sectors == 4 * traffic.requests, EMULATED, sectors=f"{traffic.sectors / traffic.requests:.0f}"
     )
 
@@ -79,7 +79,7 @@ def coalesced(evidence: Evidence) -> CheckResult:
 @check("PYT-40")
 def unrolled(evidence: Evidence) -> CheckResult:
     found = len(TILE_LOOP.findall(SOURCE.read_text(encoding="utf-8")))
-    return result(found == 1, f"memfix/ops/matmul/{SOURCE.name}", loops=found)
+    return holds_if(found == 1, f"memfix/ops/matmul/{SOURCE.name}", loops=found)
 
 
 @check("PYT-41")
@@ -91,7 +91,7 @@ def maximum_drops_nan(evidence: Evidence) -> CheckResult:
     with emulated():
         of_kernel = row_max(x_RC).tolist()
     amax = x_RC.amax(1).tolist()
-    return result(of_kernel == [3.0, float("-inf")], EMULATED, kernel=str(of_kernel), amax=str(amax))
+    return holds_if(of_kernel == [3.0, float("-inf")], EMULATED, kernel=str(of_kernel), amax=str(amax))
 
 
 @check("PYT-42")
@@ -104,7 +104,7 @@ def two_to_three_times_as_fast(evidence: Evidence) -> CheckResult:
     }
     times = {size: of["one_thread"] / of["tiled"] for size, of in sorted(seconds.items())}
     of_cublas = {size: of["tiled"] / of["naive"] for size, of in seconds.items()}
-    return result(
+    return holds_if(
         2 <= statistics.median(times.values()) <= 3,
         ON_H200,
         by_size=", ".join(f"{value:.2f} at {size}" for size, value in times.items()),

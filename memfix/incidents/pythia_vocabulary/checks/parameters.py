@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from ...decoder_parts import num_parameters
-from ...judging import CheckResult, check, compared, decimal, result
+from ...judging import CheckResult, check, decimal, holds_if, matches_figure
 from ..model import LEARNED, ROTARY, Layer, create_pythia_70m
 from .evidence import ORIGINAL_WORDS, Evidence
 
@@ -20,7 +20,7 @@ def inflated_model(evidence: Evidence) -> CheckResult:
     count = evidence.parameters(ORIGINAL_WORDS)
     of_layers = num_parameters(model.layers)
     own = count - of_layers + len(model.layers) * REPORT_LAYER
-    return compared(COUNTED, count, own, count=count, own=own)
+    return matches_figure(COUNTED, count, own, count=count, own=own)
 
 
 @check("PYT-07", factor=4, words=ORIGINAL_WORDS)
@@ -30,7 +30,7 @@ def inflated_model(evidence: Evidence) -> CheckResult:
 def bytes_a_parameter(evidence: Evidence, factor: int, words: int) -> CheckResult:
     """Compute ``factor`` bytes a parameter: 4 for its value, 4 for its gradient, 8 for its two moments."""
     size = factor * evidence.parameters(words)
-    return compared(COUNTED, size, bytes=size, decimal=decimal(size))
+    return matches_figure(COUNTED, size, bytes=size, decimal=decimal(size))
 
 
 @check("PYT-24", words=10_000)
@@ -38,7 +38,7 @@ def bytes_a_parameter(evidence: Evidence, factor: int, words: int) -> CheckResul
 @check("PYT-43", words=50_304)
 def all_parameters(evidence: Evidence, words: int) -> CheckResult:
     count = evidence.parameters(words)
-    return compared(COUNTED, count, count=count, megabytes=decimal(4 * count, "MB"))
+    return matches_figure(COUNTED, count, count=count, megabytes=decimal(4 * count, "MB"))
 
 
 @check("PYT-28")
@@ -47,7 +47,7 @@ def six_layers(evidence: Evidence) -> CheckResult:
     counts = [num_parameters(layer) for layer in layers]
     assert all(isinstance(layer, Layer) for layer in layers)
     size = 4 * sum(counts)
-    return compared(COUNTED, sum(counts), one=counts[0], count=sum(counts), megabytes=decimal(size, "MB"))
+    return matches_figure(COUNTED, sum(counts), one=counts[0], count=sum(counts), megabytes=decimal(size, "MB"))
 
 
 @check("PYT-36")
@@ -60,7 +60,7 @@ def counts_by_config(evidence: Evidence) -> CheckResult:
         )
         tried += 1
         same += config.get_total_params() == num_parameters(model)
-    return result(same == tried, COUNTED, configs=tried, equal=same)
+    return holds_if(same == tried, COUNTED, configs=tried, equal=same)
 
 
 @check("PYT-37")
@@ -68,10 +68,10 @@ def printed_count(evidence: Evidence) -> CheckResult:
     """Print the last line of the report's check."""
     _, config = create_pythia_70m(vocab_size=10_000, use_sparse_attention=False, device="meta")
     line = f"Total params: {config.get_total_params() / 1e6:.1f}M"
-    return result("76" in line, "the report's own lines", printed=line)
+    return holds_if("76" in line, "the report's own lines", printed=line)
 
 
 @check("PYT-38")
 def two_totals(evidence: Evidence) -> CheckResult:
     count = evidence.parameters()
-    return result(round(count / 1e6) in (70, 76), COUNTED, count=count)
+    return holds_if(round(count / 1e6) in (70, 76), COUNTED, count=count)

@@ -8,11 +8,10 @@ import torch
 
 from ....errors import MemfixError
 from ...claims import Claim
-from ...distributed import World, joined
-from ...evidence import fixed_seed
+from ...distributed import joined
+from ...evidence import train_alone
 from ...incident import load_config
-from ...judging import ON_CPU, CheckResult, as_expected, check, result
-from ...training import train
+from ...judging import ON_CPU, CheckResult, as_expected, check, holds_if
 from ..attention import dense_attention, window_attention
 from ..incident import incident
 from ..model import create_pythia_70m
@@ -34,10 +33,9 @@ KEYS = {
 def trains(evidence: Evidence) -> CheckResult:
     """Train a small model of the same kind for 20 steps."""
     config = evidence.config(*SHRUNKEN, "training.steps=20", "optimizer.learning_rate=0.01")
-    with fixed_seed():
-        losses = [step.loss for step in train(incident, config, World(0, 1, torch.device("cpu")))]
+    losses = [step.loss for step in train_alone(incident, config)]
     falls = losses[-1] < losses[0]
-    return result(falls, "memfix train, shrunken", steps=len(losses), loss="falls" if falls else "does not fall")
+    return holds_if(falls, "memfix train, shrunken", steps=len(losses), loss="falls" if falls else "does not fall")
 
 
 @check("PYT-18")
@@ -45,7 +43,7 @@ def options(evidence: Evidence) -> CheckResult:
     """Compare the report's first command, key by key, with the shipped config."""
     of_command = {name: key for name, key in KEYS.items() if name != "--device"}
     given = load_config(incident, incident.config, of_command.values())
-    return result(
+    return holds_if(
         given == evidence.config(),
         "configs/report.yaml",
         keys=", ".join(key.split("=")[0] for key in of_command.values()),
@@ -81,4 +79,4 @@ def sparse(evidence: Evidence) -> CheckResult:
     narrow = torch.equal(window_attention(q, k, v, window=9), dense)
     counts = {create_pythia_70m(10_000, is_sparse, "meta")[1].get_total_params() for is_sparse in (False, True)}
     holds = equal and not narrow and len(counts) == 1
-    return result(holds, ON_CPU, parameters=counts.pop())
+    return holds_if(holds, ON_CPU, parameters=counts.pop())

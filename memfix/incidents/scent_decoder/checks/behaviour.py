@@ -10,12 +10,12 @@ from torch import nn
 
 from ...evidence import fixed_seed, raised
 from ...examples import Examples
-from ...judging import ON_CPU, CheckResult, check, result
+from ...judging import ON_CPU, CheckResult, check, holds_if
 from ..images import image_batches
 from ..incident import incident
 from ..layers import Attention, FeedForward, PreNorm
 from ..model import ScentModel
-from .evidence import SHRUNKEN, Evidence, count, decoder_parts
+from .evidence import SHRUNKEN, Evidence, count, decoder_blocks
 
 
 def _built(evidence: Evidence, *overrides: str) -> ScentModel:
@@ -47,7 +47,7 @@ def bandwidth_encoder(evidence: Evidence) -> CheckResult:
     nn.init.zeros_(block.layers[1].fn.down.bias)
     literal = block(torch.randn(2, 3, 16, dtype=torch.float64))
     words = "nothing" if not literal.any() else "the input"
-    return result(holds, "module tree", scales=len(model.bandwidth_lins), passes=words)
+    return holds_if(holds, "module tree", scales=len(model.bandwidth_lins), passes=words)
 
 
 @check("SCN-19")
@@ -55,8 +55,8 @@ def no_attention(evidence: Evidence) -> CheckResult:
     """Count the attentions of the decoder, and run it."""
     model = _built(evidence, "model.decoder=ff")
     out = model(torch.rand(2, 3, 4, 4).double(), torch.rand(2, 5, 2).double())
-    attentions = count(decoder_parts(model), Attention)
-    return result(
+    attentions = count(decoder_blocks(model), Attention)
+    return holds_if(
         attentions == 0 and out.shape == (2, 5, 3), ON_CPU, attentions=attentions, shape=str(tuple(out.shape))
     )
 
@@ -66,7 +66,7 @@ def expansion(evidence: Evidence) -> CheckResult:
     """Read the shapes of the weights of a feed-forward in the report's model."""
     layer = evidence.model().hv_lins[0].layers[1].fn
     up, down = tuple(layer.up.weight.shape), tuple(layer.down.weight.shape)
-    return result(down == (512, 2048), "module tree", first=str(up), second=str(down))
+    return holds_if(down == (512, 2048), "module tree", first=str(up), second=str(down))
 
 
 @check("SCN-22")
@@ -81,14 +81,14 @@ def gate(evidence: Evidence) -> CheckResult:
     for form in forms:
         layer.form = form
         found.append(torch.allclose(layer(x), true, rtol=1e-10))
-    return result(all(found), ON_CPU, forms=len(found))
+    return holds_if(all(found), ON_CPU, forms=len(found))
 
 
 @check("SCN-23")
 def skips(evidence: Evidence) -> CheckResult:
     """Make all blocks give zeros, and test whether the result still depends on the coordinates, by the skips."""
     model = _built(evidence)
-    for layer in [module for module in decoder_parts(model).modules() if isinstance(module, PreNorm)]:
+    for layer in [module for module in decoder_blocks(model).modules() if isinstance(module, PreNorm)]:
         last: Any = layer.fn.to_out if isinstance(layer.fn, Attention) else layer.fn.down
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
@@ -96,7 +96,7 @@ def skips(evidence: Evidence) -> CheckResult:
         latents, some = torch.randn(1, 4, 8).double(), torch.rand(1, 6, 2).double()
     out = model.decode(latents, some)
     spread = bool((out - out.mean(1, keepdim=True)).abs().max() > 1e-6)
-    return result(spread, ON_CPU, depends=str(spread))
+    return holds_if(spread, ON_CPU, depends=str(spread))
 
 
 @check("SCN-25")
@@ -107,7 +107,7 @@ def context(evidence: Evidence) -> CheckResult:
     refused = {raised(layer.fn, x, torch.randn(*of)) for of in ((2, 96, 40), (1, 40, 96))}
     sequence = raised(nn.Sequential(layer), x, torch.randn(2, 40, 96))
     holds = shape == (2, 10, 32) and refused == {"ValueError"}
-    return result(holds, ON_CPU, refused=", ".join(refused), sequence=sequence)
+    return holds_if(holds, ON_CPU, refused=", ".join(refused), sequence=sequence)
 
 
 @check("SCN-30")
@@ -120,4 +120,4 @@ def checkpoints(evidence: Evidence) -> CheckResult:
         )
         for way in ways
     ]
-    return result(all(equal), ON_CPU, ways=len(equal), gradients="bitwise equal" if all(equal) else "different")
+    return holds_if(all(equal), ON_CPU, ways=len(equal), gradients="bitwise equal" if all(equal) else "different")

@@ -86,6 +86,6 @@ def count(model: nn.Module, kind: type[nn.Module]) -> int:
     return sum(isinstance(module, kind) for module in model.modules())
 
 
-def decoder_parts(model: Any) -> nn.ModuleList:
+def decoder_blocks(model: Any) -> nn.ModuleList:
     """The decoder's encoders and blocks, without the latent processor and the query to it."""
     return nn.ModuleList([model.bandwidth_lins, model.modulation_lins, model.hv_lins])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 from ....units import format_times
-from ...judging import ON_H200, CheckResult, check, compared, result
+from ...judging import ON_H200, CheckResult, check, holds_if, matches_figure
 from ..incident import BATCH_16
 from .evidence import Evidence
 from .steps import BATCH, CHECKPOINT, ORIGINAL
@@ -17,7 +17,9 @@ def a_quarter_at_a_time(evidence: Evidence) -> CheckResult:
     steps = evidence.config().batch_size // evidence.config(BATCH_16).batch_size
     ratios = [steps * ratio for ratio in _ratios(evidence, BATCH)]
     low, per_image, high = (f"{ratio:.2f}x" for ratio in ratios)
-    return compared(ON_H200, *ratios, steps=steps, per_image=per_image, low=low, high=high, **_steps(evidence, BATCH))
+    return matches_figure(
+        ON_H200, *ratios, steps=steps, per_image=per_image, low=low, high=high, **_steps(evidence, BATCH)
+    )
 
 
 @check("SCN-32")
@@ -26,7 +28,7 @@ def slower_by_30_percent(evidence: Evidence) -> CheckResult:
     low, slower, high = (100 * (ratio - 1) for ratio in _ratios(evidence, CHECKPOINT))
     figures = {"slower": f"{slower:.1f} %", "low": f"{low:.1f} %", "high": f"{high:.1f} %"}
     images = evidence.config().batch_size
-    return result(low >= 25 and high < 35, ON_H200, images=images, **figures, **_steps(evidence, CHECKPOINT))
+    return holds_if(low >= 25 and high < 35, ON_H200, images=images, **figures, **_steps(evidence, CHECKPOINT))
 
 
 def _ratios(evidence: Evidence, name: str) -> tuple[float, float, float]:

@@ -1,5 +1,5 @@
 from memfix.incidents.evidence import Evidence
-from memfix.incidents.judging import METER, CheckResult, check, compared, sizes
+from memfix.incidents.judging import METER, CheckResult, check, matches_figure, sizes
 from memfix.incidents.profile import INPUTS, PARAMETERS
 
 
@@ -7,4 +7,4 @@ from memfix.incidents.profile import INPUTS, PARAMETERS
 @check("IMG-03", batch_size=16)
 def batch_bytes(evidence: Evidence, batch_size: int) -> CheckResult:
     taken = evidence.rows(f"training.batch_size={batch_size}")[PARAMETERS].kinds[INPUTS]
-    return compared(METER, taken, **sizes(taken=taken))
+    return matches_figure(METER, taken, **sizes(taken=taken))

@@ -17,12 +17,12 @@ from memfix.meters.stages import stage
 
 @dataclass(frozen=True)
 class ModelConfig:
-    width: int = setting(16, low=1, about="of the hidden layer")
+    width: int = setting(16, low=1, about="width of the hidden layer")
 
 
 @dataclass(frozen=True)
 class ImageData(DataConfig):
-    pixels: int = setting(8, low=1, about="along each edge of an image")
+    pixels: int = setting(8, low=1, about="pixels along each edge of an image")
 
 
 class Network(nn.Module):
