@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from ..checks.effort import get_effort
-from .options import echo_commands, profile_option, progress, scaffold_options
+from .options import profile_option, scaffold_options
+from .output import echo_commands, progress
 
 
 @click.command("new-op")
