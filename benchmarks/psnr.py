@@ -14,7 +14,7 @@ import click
 
 from memfix.cli.ending import run
 from memfix.cli.options import json_option, overrides_argument
-from memfix.gate import report
+from memfix.cli.output import Output
 from memfix.incidents.config import RunConfig
 from memfix.incidents.distributed import joined
 from memfix.incidents.incident import load_config
@@ -40,9 +40,8 @@ def curve(config: RunConfig) -> dict[int, float]:
 @click.option("--config", "config_file", default="small", show_default=True, metavar="FILE", help="As memfix train's.")
 @click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Of the parameters.")
 @json_option
-def main(overrides: tuple[str, ...], config_file: str, seeds: int, json_path: str | None) -> int:
+def main(overrides: tuple[str, ...], config_file: str, seeds: int, output: Output) -> int:
     """Train each decoder from several seeds. SECTION.KEY=VALUE overrides the config, as in training.steps=10."""
-    report.require_writable(json_path)
     base = load_config(incident, config_file, overrides)
     found: dict[str, Any] = {
         "surroundings": describe(),
@@ -55,9 +54,8 @@ def main(overrides: tuple[str, ...], config_file: str, seeds: int, json_path: st
         curves = [curve(config.replaced({"training.seed": seed})) for seed in range(seeds)]
         found["decoders"][decoder] = {"parameters": num_parameters(config), "psnr_db": curves}
         last = "  ".join(f"{one[max(one)]:.2f} dB" for one in curves)
-        click.echo(f"{decoder:<8} {num_parameters(config):>11,} parameters  {last}", err=json_path == "-")
-    if json_path is not None:
-        report.write_report(json_path, report.as_json(found))
+        output.line(f"{decoder:<8} {num_parameters(config):>11,} parameters  {last}")
+    output.write_json(lambda: found)
     return 0
 
 

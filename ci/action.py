@@ -51,10 +51,12 @@ def input_words(name: str) -> list[str]:
     try:
         return words(os.environ.get(f"MEMFIX_{name.upper()}", ""))
     except ValueError as error:
-        end(USAGE, f"the input '{name}' cannot be split into words: {str(error).lower()}; close it, or escape it by \\")
+        fail(
+            USAGE, f"the input '{name}' cannot be split into words: {str(error).lower()}; close it, or escape it by \\"
+        )
 
 
-def end(code: int, message: str) -> NoReturn:
+def fail(code: int, message: str) -> NoReturn:
     print(f"ci/action: {message}", file=sys.stderr)
     sys.exit(code)
 
@@ -67,9 +69,9 @@ def installed(folder: Path, packages: list[str]) -> str:
     # torch is pinned exactly: a looser requirement would install gigabytes of CUDA packages
     venv = [sys.executable, "-m", "venv", "--clear", str(folder / "venv")]
     if any(subprocess.run(step).returncode for step in (venv, [*pip, "-r", constraints, f"{HOME}[gate]"])):
-        end(COULD_NOT, "memfix could not be installed; see what pip says above")
+        fail(COULD_NOT, "memfix could not be installed; see what pip says above")
     if packages and subprocess.run([*pip, *packages]).returncode:
-        end(COULD_NOT, f"pip install {shlex.join(packages)} failed; see what pip says above")
+        fail(COULD_NOT, f"pip install {shlex.join(packages)} failed; see what pip says above")
     return python
 
 
@@ -77,9 +79,9 @@ def main() -> None:
     arguments, tests, install = map(input_words, ("arguments", "tests", "install"))
     base = os.environ.get("MEMFIX_BASE", "")
     if bool(arguments) == bool(tests):
-        end(USAGE, "give either 'arguments' (the ops and options of memfix gate) or 'tests' (the arguments of pytest)")
+        fail(USAGE, "give either 'arguments' (the ops and options of memfix gate) or 'tests' (the arguments of pytest)")
     if tests and base:
-        end(USAGE, "'base' is for memfix gate, and 'tests' runs pytest: leave one of them out")
+        fail(USAGE, "'base' is for memfix gate, and 'tests' runs pytest: leave one of them out")
     folder = Path(os.environ.get("RUNNER_TEMP") or tempfile.gettempdir()) / "memfix-report"
     folder.mkdir(parents=True, exist_ok=True)
     outputs = {"report": folder / "report.md", "json": folder / "report.json", "sarif": folder / "report.sarif"}

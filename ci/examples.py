@@ -23,7 +23,7 @@ class Fault:
     file: str
     line: str
     changed: str
-    told: tuple[str, ...]
+    expected: tuple[str, ...]
 
 
 FAULTS = (
@@ -85,10 +85,12 @@ def first_proof(folder: Path) -> list[str]:
     block = next(text for text in re.findall(r"```console\n(.*?)```", page, re.S) if "memfix init" in text)
     lines = block.splitlines()
     asked = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
-    told = "\n".join(line for line in lines if not line.startswith("$ "))
+    expected = "\n".join(line for line in lines if not line.startswith("$ "))
     ended = run(asked[0], folder, None)
     print(f"exit {ended.returncode}: {asked[0]}", flush=True)
-    problems = [] if told in ended.stdout else [f"docs/start.md does not show what memfix init says:\n{ended.stdout}"]
+    problems = []
+    if expected not in ended.stdout:
+        problems.append(f"docs/start.md does not show what memfix init says:\n{ended.stdout}")
     return [*problems, *run_all(asked[1:], folder, None)]
 
 
@@ -145,7 +147,7 @@ def planted(fault: Fault, folder: Path, site: Path) -> list[str]:
     ended = run("memfix gate frugal --lock memory.lock --profile dev", copy, site)
     shutil.rmtree(copy)
     print(f"exit {ended.returncode}: with {fault.changed!r} in {fault.file}", flush=True)
-    missing = [text for text in fault.told if text not in ended.stdout]
+    missing = [text for text in fault.expected if text not in ended.stdout]
     if ended.returncode == 1 and not missing:
         return []
     return [f"{fault.changed!r} ended with {ended.returncode}, without {missing}:\n{ended.stdout}{ended.stderr}"]

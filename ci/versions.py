@@ -32,7 +32,7 @@ _NO_NETWORK = re.compile(
 )
 
 
-class Trouble(Exception):
+class Failure(Exception):
     def __init__(self, exit_code: int, message: str) -> None:
         super().__init__(message)
         self.exit_code = exit_code
@@ -40,7 +40,7 @@ class Trouble(Exception):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise Trouble(USAGE, f"{message}; see the head of ci/versions")
+        raise Failure(USAGE, f"{message}; see the head of ci/versions")
 
 
 def main(arguments: list[str]) -> int:
@@ -54,9 +54,9 @@ def main(arguments: list[str]) -> int:
         python = Path(as_it_is) if as_it_is else _environment(asked)
         where = _versions_of(python)
         outcome = _run_tests(python, pytest_arguments or TESTS)
-    except Trouble as trouble:
-        print(f"ci/versions: {trouble}", file=sys.stderr)
-        return trouble.exit_code
+    except Failure as failure:
+        print(f"ci/versions: {failure}", file=sys.stderr)
+        return failure.exit_code
     print(f"torch {where['torch']}, {_counts(outcome)}")
     if not pytest_arguments:
         print(f"kept in {_keep({**where, **outcome}).relative_to(ROOT)}")
@@ -72,17 +72,17 @@ def _asked(arguments: list[str]) -> argparse.Namespace:
     given = [name for name, value in vars(asked).items() if value is not None]
     if os.environ.get("MEMFIX_PYTHON"):
         if given:
-            raise Trouble(USAGE, f"MEMFIX_PYTHON is used as it is; leave out {' '.join(arguments)}, or MEMFIX_PYTHON")
+            raise Failure(USAGE, f"MEMFIX_PYTHON is used as it is; leave out {' '.join(arguments)}, or MEMFIX_PYTHON")
         return asked
     if asked.torch is None:
-        raise Trouble(
+        raise Failure(
             USAGE, "name a torch, such as ci/versions 2.15.0, or an interpreter: MEMFIX_PYTHON=python3 ci/versions"
         )
     for name in given:
         digits = r"\d+\.\d+" if name == "python" else r"\d+(\.\d+)+([a-z]+\d+)?"
         if not re.fullmatch(digits, getattr(asked, name)):
             example = {"torch": "2.15.0", "python": "3.12", "numpy": "2.4.6", "triton": "3.9.0"}[name]
-            raise Trouble(USAGE, f"{name} must be a version such as {example}, got {getattr(asked, name)!r}")
+            raise Failure(USAGE, f"{name} must be a version such as {example}, got {getattr(asked, name)!r}")
     return asked
 
 
@@ -120,12 +120,12 @@ def _interpreter(version: str | None) -> tuple[str, str]:
     if version is None:
         return sys.executable, f"{sys.version_info[0]}.{sys.version_info[1]}"
     if tuple(map(int, version.split("."))) < OLDEST_PYTHON:
-        raise Trouble(USAGE, f"memfix needs Python 3.11 or later, got --python {version}")
+        raise Failure(USAGE, f"memfix needs Python 3.11 or later, got --python {version}")
     of_pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
     for candidate in (sys.executable, shutil.which(f"python{version}"), *map(str, of_pyenv)):
         if candidate and _answers(candidate, "import sys; print('%d.%d' % sys.version_info[:2])") == version:
             return candidate, version
-    raise Trouble(COULD_NOT, f"no python{version} on this machine; install it, or name another by --python")
+    raise Failure(COULD_NOT, f"no python{version} on this machine; install it, or name another by --python")
 
 
 def _answers(python: str, program: str) -> str | None:
@@ -150,20 +150,20 @@ def _install(python: Path, *packages: str) -> None:
         return
     said, wanted = done.stderr, [package for package in packages if not package.startswith("-")]
     if _NO_NETWORK.search(said):
-        raise Trouble(COULD_NOT, f"pip reaches no package index for {wanted[0]}; try again with a network")
+        raise Failure(COULD_NOT, f"pip reaches no package index for {wanted[0]}; try again with a network")
     unknown = re.search(r"No matching distribution found for (\S+)", said)
     if unknown:
         known = re.search(r"from versions: ([^)]+)", said)
         there = f"; there are {', '.join(known[1].split(', ')[-6:])}" if known else ""
         here = f"{_answers(str(python), 'import platform; print(platform.python_version())')} on {platform.machine()}"
-        raise Trouble(USAGE, f"pip finds no {unknown[1]} for Python {here}{there}")
-    raise Trouble(COULD_NOT, f"pip could not install {' '.join(wanted)}: {_last_line(said)}")
+        raise Failure(USAGE, f"pip finds no {unknown[1]} for Python {here}{there}")
+    raise Failure(COULD_NOT, f"pip could not install {' '.join(wanted)}: {_last_line(said)}")
 
 
-def _call(command: list[str], trouble: str) -> None:
+def _call(command: list[str], message: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise Trouble(COULD_NOT, f"{trouble}: {_last_line(done.stderr or done.stdout)}")
+        raise Failure(COULD_NOT, f"{message}: {_last_line(done.stderr or done.stdout)}")
 
 
 def _last_line(text: str) -> str:
@@ -190,7 +190,7 @@ def _surroundings() -> dict[str, str]:
 def _versions_of(python: Path) -> dict[str, Any]:
     done = subprocess.run([str(python), "-c", _DESCRIBE], env=_surroundings(), capture_output=True, text=True)
     if done.returncode:
-        raise Trouble(
+        raise Failure(
             COULD_NOT, f"{python} cannot import torch and memfix: {_last_line(done.stderr)}; install what is missing"
         )
     return dict(json.loads(done.stdout.splitlines()[-1]))
@@ -207,7 +207,7 @@ def _run_tests(python: Path, arguments: Any) -> dict[str, Any]:
         )
         seconds = round(time.monotonic() - start)
         if not report.exists():
-            raise Trouble(COULD_NOT, f"the tests did not run: ci/test ended with {done.returncode}; see above")
+            raise Failure(COULD_NOT, f"the tests did not run: ci/test ended with {done.returncode}; see above")
         return {**_read_report(report), "seconds": seconds}
 
 
@@ -216,7 +216,7 @@ def _read_report(report: Path) -> dict[str, Any]:
     failures = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
     skipped = [case for case in cases if case.find("skipped") is not None]
     if not cases:
-        raise Trouble(COULD_NOT, "no test was found; name a folder or a file of tests/")
+        raise Failure(COULD_NOT, "no test was found; name a folder or a file of tests/")
     return {
         "passed": len(cases) - len(failures) - len(skipped),
         "failed": len(failures),

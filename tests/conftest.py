@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from hypothesis import settings
 from memfix.checks.effort import PROFILES, get_effort
 
 pytest_plugins = ["pytester"]
+
+# imports and collection leave nothing to free, and the collector would look at all of torch again and again meanwhile
+gc.disable()
 
 for name, effort in PROFILES.items():
     settings.register_profile(name, max_examples=effort.equality_examples, deadline=None, derandomize=name == "ci")
@@ -28,6 +32,11 @@ def pytest_configure(config: pytest.Config) -> None:
     with contextlib.suppress(AttributeError):
         hook._must_rewrite.discard("memfix")
         hook._marked_for_rewrite_cache.clear()
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage automatically from here on: the tests begin."""
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from ..contract import Contract
 from .draws import Drawn, drawn, equality_draws, in_mode, name_of_draws, spoiled, usual, usual_draws
 from .kernel_calls import calls_for_kernels
-from .plan import Place
 
+Place = Literal["cpu", "cuda", "interpreter"]
+"""Where a form runs while it is compared. In the interpreter the tensors are on the CPU."""
 SHARE, LEAST = 8, 4
 """Interpreted kernels are hundreds of times slower: one call is drawn for ``SHARE`` examples, at least ``LEAST``."""
 

@@ -19,7 +19,7 @@ from ..contract import Contract
 from ..cuda_kernels.emulated import cannot_emulate
 from ..errors import ContractError
 from ..meters.gpu_sharing import gpu_beside_others, make_way_on_gpu
-from .calls import equality_calls
+from .calls import Place, equality_calls
 from .comparing import Unequal, compare, require_same_nans
 from .compiling import compile_ahead
 from .draws import smallest_failure
@@ -30,7 +30,6 @@ from .interpreter import CannotInterpret, InterpreterEnded, in_interpreter
 from .interpreter_faults import interpreter_fault
 from .kernel_coverage import WATCH
 from .objects import compare_objects
-from .plan import Place
 from .reference import NaiveFailed, reference_at
 from .running import run_form
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from ..contract import Contract
 from ..errors import MemfixError, out_of_memory
@@ -30,8 +30,9 @@ from ..meters.base import Meter, Reading
 from .effort import Effort
 from .finding import Finding
 
-Place = Literal["cpu", "cuda", "interpreter"]
-"""Where a form runs while it is compared. In the interpreter the tensors are on the CPU."""
+if TYPE_CHECKING:
+    from .calls import Place
+
 Kind = Literal["equality", "bad input", "memory", "compile", "budget", "scaling", "speed", "agreement"]
 """The name of a check in its findings. ``memory`` measures the cases, ``budget`` judges drawn shapes."""
 LAWS: tuple[Kind, ...] = ("compile", "budget", "scaling")

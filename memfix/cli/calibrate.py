@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.text import Text
 
-from .options import gpu_option, json_option, progress, report_console
+from .options import gpu_option, json_option
+from .output import Output, progress
 
 if TYPE_CHECKING:
     from ..calibration.run import Calibration
@@ -25,23 +24,19 @@ SHOWN_MISSES = 40
 @click.option("--out", type=click.Path(path_type=Path), help="The table's file.  [default: in your own tables]")
 @gpu_option
 @json_option
-def calibrate(
-    do_run: bool, only: tuple[str, ...], step: str | None, out: Path | None, gpu: str, json_path: str | None
-) -> int:
+def calibrate(do_run: bool, only: tuple[str, ...], step: str | None, out: Path | None, gpu: str, output: Output) -> int:
     """Show which rules for kernels' workspaces were measured on a GPU, and which are assumed.
 
     With --run each operator's workspace is measured on this machine's GPU over a range of shapes and compared with
     its rule; exits with 1 if a rule is wrong. Convolutions of well-known networks are measured too (--only cudnn
     measures nothing else). --step train.py:build measures those of your own step; build is as for memfix.peak.
     """
-    from ..gate import report
     from ..meters.simulated.gpus import get_gpu
 
-    report.require_writable(json_path)
     if not do_run:
         if only or step or out:
             raise click.UsageError("--only, --step and --out belong to --run")
-        return _show(get_gpu(gpu), report_console(to_stderr=json_path == "-"), json_path)
+        return _show(get_gpu(gpu), output)
     from ..atomic_write import write_whole
     from ..calibration.convolutions import convolutions_of, known_convolutions
     from ..calibration.run import all_probes
@@ -61,42 +56,43 @@ def calibrate(
         convolutions += convolutions_of(function_named("--step", step))
     with progress() as say:
         found = probe(probes, convolutions, say)
-    console = report_console(to_stderr=json_path == "-")
-    _print_run(found, console)
+    _print_run(found, output)
     path, table = out or own_tables() / file_name(found.table.gpu), found.table
     if only or step:
         before = read_table(path) if path.exists() else table_of(table.gpu)
         table = before.updated(table) if before is not None else table
     write_whole(path, table.as_text(), "the table")
-    console.print(Text(f"wrote {path}"))
-    if json_path is not None:
-        rows = [vars(seen) | {"missed": seen.is_mispredicted} for seen in found.observations]
-        report.write_report(json_path, report.as_json({"observations": rows, "failures": dict(found.failures)}))
+    output.line(f"wrote {path}")
+    output.write_json(
+        lambda: {
+            "observations": [vars(seen) | {"missed": seen.is_mispredicted} for seen in found.observations],
+            "failures": dict(found.failures),
+        }
+    )
     return 1 if any(seen.is_mispredicted for seen in found.observations) else 0
 
 
-def _print_run(found: Calibration, console: Console) -> None:
+def _print_run(found: Calibration, output: Output) -> None:
     missed = [seen for seen in found.observations if seen.is_mispredicted]
     unknown = [seen for seen in found.observations if seen.predicted is None and not seen.is_mispredicted]
     for seen in missed[:SHOWN_MISSES]:
         rule = "no rule" if seen.predicted is None else f"its rule says {seen.predicted:,}"
         kept = f", keeps {seen.kept:,} (expected {seen.predicted_kept:,})" if seen.kept != seen.predicted_kept else ""
         line = f"missed: takes {seen.measured:,} bytes of workspace ({rule}){kept}  {seen.signature}"
-        console.print(Text(line, style="red"), soft_wrap=True)
+        output.line(line, "red")
     for name, reason in found.failures.items():
-        console.print(Text(f"did not run: {name}: {reason}", style="yellow"), soft_wrap=True)
-    console.print(
+        output.line(f"did not run: {name}: {reason}", "yellow")
+    output.line(
         f"{found.table.gpu.name}: {len(found.observations):,} calls of {len(found.table.operators)} operators: "
         f"{len(found.observations) - len(missed) - len(unknown):,} agree with their rule, {len(missed)} missed, "
         f"{len(unknown)} without a rule"
     )
     if found.table.convolutions:
-        console.print(f"{len(found.table.convolutions):,} convolutions of cuDNN stored as measured")
+        output.line(f"{len(found.table.convolutions):,} convolutions of cuDNN stored as measured")
 
 
-def _show(gpu: GPU, console: Console, json_path: str | None) -> int:
+def _show(gpu: GPU, output: Output) -> int:
     """Show for every rule whether it was checked on ``gpu``."""
-    from ..gate import report
     from ..meters.simulated.tables import Standing, table_of
     from ..meters.simulated.workspace.rules import NONE_NEEDED, RULES
 
@@ -112,19 +108,18 @@ def _show(gpu: GPU, console: Console, json_path: str | None) -> int:
             standings[name] = f"calibrated, {known} calls" if known else "assumed"
     counts = {word: sum(s.startswith(word) for s in standings.values()) for word in ("calibrated", "missed", "assumed")}
     if table is None:
-        console.print(Text(f"{gpu.name}: never measured; every rule is assumed, and readings are estimates"))
-        console.print(Text("run memfix calibrate --run on a machine that has one"))
+        output.line(f"{gpu.name}: never measured; every rule is assumed, and readings are estimates")
+        output.line("run memfix calibrate --run on a machine that has one")
     else:
         where = ", ".join(
             f"{key} {table.surroundings.get(key, 'unknown')}" for key in ("torch", "cuda", "cudnn", "driver", "date")
         )
-        console.print(Text(f"{gpu.name}: measured with {where}"), soft_wrap=True)
+        output.line(f"{gpu.name}: measured with {where}")
         for name, standing in standings.items():
             style = "green" if standing.startswith("calibrated") else "red" if standing.startswith("missed") else "dim"
-            console.print(Text(f"  {name:<52} {standing}", style=style))
+            output.line(f"  {name:<52} {standing}", style)
         kinds = f"{len(table.measured)} calls without a rule and {len(table.convolutions):,} convolutions of cuDNN"
-        console.print(f"  stored as measured: {kinds}")
-    console.print(", ".join(f"{count} {word}" for word, count in counts.items()))
-    if json_path is not None:
-        report.write_report(json_path, report.as_json({"gpu": gpu.name, "rules": standings}))
+        output.line(f"  stored as measured: {kinds}")
+    output.line(", ".join(f"{count} {word}" for word, count in counts.items()))
+    output.write_json(lambda: {"gpu": gpu.name, "rules": standings})
     return 0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import click
-from rich.text import Text
 
 from ..checks.finding import Finding, exit_code_of
 from ..errors import UsageError, did_you_mean
 from . import options
+from .output import Output, progress
 
 
 @click.command()
@@ -35,7 +35,7 @@ def check(
     speed: bool,
     meter: str,
     profile: str | None,
-    json_path: str | None,
+    output: Output,
 ) -> int:
     """Check equality, bad inputs and budgets of every op (or those named), without the lock."""
     import secrets
@@ -44,11 +44,9 @@ def check(
     from ..checks.examine import examine, examine_call
     from ..checks.inputs import Draw
     from ..checks.speed import check_speed
-    from ..gate import report
     from ..meters import usable_meter
     from ..provenance import describe
 
-    report.require_writable(json_path)
     chosen = options.contracts_of(ops)
     if at is not None and len(chosen) != 1:
         raise click.UsageError("--at needs exactly one OP")
@@ -59,11 +57,10 @@ def check(
     if examples is not None:
         effort = Effort("asked", examples, max(1, examples // 5), seed=secrets.randbits(32))
     used_meter, fallback = usable_meter(meter)
-    console = options.report_console(to_stderr=json_path == "-")
     if fallback:
-        console.print(Text(f"note: {fallback}", style="yellow"))
-    findings: list[Finding] = options.not_loaded(ops)
-    with options.progress() as say:
+        output.line(f"note: {fallback}", "yellow")
+    findings: list[Finding] = options.findings_of_packages_left_out(ops)
+    with progress() as say:
         for contract in chosen:
             forms = [form for form in contract.forms if form_name in (None, form)]
             if at is not None:
@@ -73,15 +70,10 @@ def check(
                 made = list(examine(contract, used_meter, effort, say, forms=forms, device=device).findings)
                 timed = [law for law in contract.speed if speed and law.form in forms and law.device == device]
                 made += [check_speed(contract, law) for law in timed]
-            made = list(options.repeatable(made))
+            made = list(options.with_from_option(made))
             for finding in made:
                 style = {"fail": "red", "error": "magenta", "note": "dim"}.get(finding.status, "")
-                console.print(
-                    Text(f"{finding.status:<5} {finding.check:<9} {finding.text()}", style=style),
-                    soft_wrap=True,
-                )
+                output.line(f"{finding.status:<5} {finding.check:<9} {finding.text()}", style)
             findings += made
-    if json_path is not None:
-        data = {"surroundings": describe(), "findings": [finding.as_dict() for finding in findings]}
-        report.write_report(json_path, report.as_json(data))
+    output.write_json(lambda: {"surroundings": describe(), "findings": [finding.as_dict() for finding in findings]})
     return exit_code_of(findings)

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.text import Text
 
 from . import options
+from .output import Output, progress
 
 if TYPE_CHECKING:
     from ..contract import Case, Contract
@@ -50,7 +50,7 @@ def fit(
     capacity: str | None,
     high: int | None,
     gpu: str,
-    json_path: str | None,
+    output: Output,
     overrides: tuple[str, ...],
     config_file: str | None,
     world_size: int,
@@ -71,11 +71,11 @@ def fit(
             _refuse_given(context, ("world_size",), "--over world_size searches the number of ranks")
         incident = get_incident(name)
         config = load_config(incident, config_file or incident.config, overrides)
-        return _fit_incident(incident, config, over, capacity, high, gpu, world_size, json_path)
+        return _fit_incident(incident, config, over, capacity, high, gpu, world_size, output)
     _refuse_given(context, ("overrides", "config_file", "world_size"), f"{name} is an op, not an incident")
     if over is None:
         raise click.UsageError("Missing option '--over'.")
-    return _fit_op(name, form_name, case_name, phase, over, capacity, high, gpu, json_path)
+    return _fit_op(name, form_name, case_name, phase, over, capacity, high, gpu, output)
 
 
 def _refuse_given(context: click.Context, names: Iterable[str], reason: str) -> None:
@@ -95,31 +95,27 @@ def _fit_incident(
     high: int | None,
     gpu: str,
     world_size: int,
-    json_path: str | None,
+    output: Output,
 ) -> int:
     from ..errors import EXIT_NOT_MEASURED, EXIT_PASS
-    from ..gate import report
     from ..incidents.fit_step import WORLD_SIZE, fit_step, fit_world, growth_of
     from ..meters.simulated.gpus import get_gpu
     from ..units import format_bytes
 
-    report.require_writable(json_path)
     growth, described = None if over == WORLD_SIZE else growth_of(incident, over), get_gpu(gpu)
     key, unit = (WORLD_SIZE, "ranks") if growth is None else (growth.key, growth.unit)
     capacities = [described.memory_bytes] if capacity is None else [part.strip() for part in capacity.split(",")]
-    with options.progress() as say:
+    with progress() as say:
         if growth is None:
             found = fit_world(incident, config, capacities, gpu=gpu, high=high, say=say)
         else:
             found = fit_step(incident, config, growth, capacities, gpu=gpu, high=high, world_size=world_size, say=say)
-    console = options.report_console(to_stderr=json_path == "-")
     for result in found:
         answer = result.answer("{:,} " + unit)
         title = f"{incident.name} on {described.name}, {format_bytes(result.capacity_bytes)}: {answer}"
-        console.print(Text(title, style="bold"), soft_wrap=True)
-        console.print(Text(result.table()), soft_wrap=True)
-    if json_path is not None:
-        report.write_report(json_path, report.as_json({key: [result.as_dict() for result in found]}))
+        output.line(title, "bold")
+        output.line(result.table())
+    output.write_json(lambda: {key: [result.as_dict() for result in found]})
     return EXIT_PASS if any(result.value for result in found) else EXIT_NOT_MEASURED
 
 
@@ -132,26 +128,23 @@ def _fit_op(
     capacity: str | None,
     high: int | None,
     gpu: str,
-    json_path: str | None,
+    output: Output,
 ) -> int:
     from ..checks.form_call import StepOf
     from ..checks.inputs import Draw
     from ..errors import EXIT_NOT_MEASURED, EXIT_PASS, MemfixError
     from ..fit import DoesNotFit, Fit, bytes_of_capacity
     from ..fit import fit as largest
-    from ..gate import report
     from ..meters.simulated.gpus import get_gpu
     from ..units import format_bytes
 
-    report.require_writable(json_path)
     contract, form, case = options.call_of(op, form_name, case_name)
     described = get_gpu(gpu)
     capacity_bytes = bytes_of_capacity(described.memory_bytes if capacity is None else capacity)
     searches = {dim: _bounds(contract, case, dim, high) for dim in [dim.strip() for dim in over.split(",")]}
-    console = options.report_console(to_stderr=json_path == "-")
     found: dict[str, Fit] = {}
     failed: dict[str, str] = {}
-    with options.progress() as say:
+    with progress() as say:
         if form_name is None:
             form, sizes = _smallest_form(contract, case, phase, gpu, say)
         for dim, bounds in searches.items():
@@ -168,17 +161,17 @@ def _fit_op(
             except Exception as error:  # the answers for the other dims are kept
                 failed[dim] = str(error) if isinstance(error, MemfixError) else f"{type(error).__name__}: {error}"
     if form_name is None:
-        console.print(Text(f"{form} has the smallest peak of {sizes}; --form chooses another", style="dim"))
+        output.line(f"{form} has the smallest peak of {sizes}; --form chooses another", "dim")
     subject = f"{op}/{form} [{case.name}, {phase}] on {described.name}, {format_bytes(capacity_bytes)}"
     for dim in searches:
         if dim in failed:
-            console.print(Text(f"{subject}: {dim} could not be searched: {failed[dim]}", style="bold"), soft_wrap=True)
+            output.line(f"{subject}: {dim} could not be searched: {failed[dim]}", "bold")
             continue
-        console.print(Text(f"{subject}: {found[dim].answer(dim + ' = {:,}')}", style="bold"), soft_wrap=True)
-        console.print(Text(found[dim].table()), soft_wrap=True)
-    if json_path is not None:
-        answers = {dim: found[dim].as_dict() if dim in found else {"error": failed[dim]} for dim in searches}
-        report.write_report(json_path, report.as_json(answers))
+        output.line(f"{subject}: {found[dim].answer(dim + ' = {:,}')}", "bold")
+        output.line(found[dim].table())
+    output.write_json(
+        lambda: {dim: found[dim].as_dict() if dim in found else {"error": failed[dim]} for dim in searches}
+    )
     return EXIT_PASS if all(dim in found and found[dim].value for dim in searches) else EXIT_NOT_MEASURED
 
 

@@ -14,6 +14,7 @@ from ..errors import UsageError
 from ..gate.timing.rule import LIMIT_S, MOST_PROCESSES
 from ..progress import Say
 from . import options
+from .output import progress, report_console
 
 if TYPE_CHECKING:
     from ..contract import Contract
@@ -66,7 +67,7 @@ Paths = tuple[str | None, ...]
 @click.option("--no-lock", is_flag=True, help="Judge without the lock.")
 @options.meter_option
 @options.profile_option
-@options.json_option
+@click.option("--json", "json_path", metavar="PATH", help="Write JSON; - for standard output.")
 @click.option("--md", "md_path", metavar="PATH", help="Write Markdown; - for standard output.")
 @click.option("--junit", "junit_path", metavar="PATH", help="Write JUnit XML; - for standard output.")
 @click.option("--sarif", "sarif_path", metavar="PATH", help="Write SARIF 2.1.0; - for standard output.")
@@ -95,20 +96,20 @@ def gate(
     from ..gate.definitions import with_definitions
     from ..gate.judge import Verdict
 
-    _refuse_options_of_the_other_gate(on_time)
+    _refuse_inapplicable_options(on_time)
     if update and no_lock:
         raise click.UsageError("--update writes the lock and --no-lock ignores it: give one of them")
     paths = json_path, md_path, junit_path, sarif_path
     _require_writable(paths)
     lock = None if no_lock else lock_path
-    with options.progress() as say:
+    with progress() as say:
         ops, notes = (ops, ()) if changed_ref is None else _touched(ops, changed_ref, None if on_time else lock)
-        is_asked = changed_ref is None or bool(ops)
-        left_out = options.not_loaded(ops) if is_asked else []
+        any_op = changed_ref is None or bool(ops)
+        left_out = options.findings_of_packages_left_out(ops) if any_op else []
         if update and left_out:
             raise UsageError(f"--update would drop the lock entries of ops that were left out: {left_out[0].message}")
-        chosen = options.contracts_of(ops) if is_asked else []
-        if not is_asked:
+        chosen = options.contracts_of(ops) if any_op else []
+        if not any_op:
             verdict = Verdict((), (), meter)
         elif on_time:
             verdict = _time_verdict(chosen, device, base_ref, processes, limit, say)
@@ -119,7 +120,7 @@ def gate(
                 chosen, meter_name=meter, effort=get_effort(profile), lock_path=lock, base_ref=base_ref,
                 update=update, whole=not ops, say=say,
             )  # fmt: skip
-    findings = options.repeatable((*verdict.findings, *left_out))
+    findings = options.with_from_option((*verdict.findings, *left_out))
     verdict = replace(verdict, notes=(*notes, *verdict.notes), findings=findings)
     verdict = with_definitions(verdict, chosen)
     _write_reports(verdict, paths)
@@ -136,7 +137,7 @@ def _touched(ops: tuple[str, ...], ref: str, lock: Path | None) -> tuple[tuple[s
     return touched.ops, (touched.note,)
 
 
-def _refuse_options_of_the_other_gate(on_time: bool) -> None:
+def _refuse_inapplicable_options(on_time: bool) -> None:
     context = click.get_current_context()
     for name in ("update", "lock_path", "no_lock", "meter", "profile") if on_time else ("device", "processes", "limit"):
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
@@ -173,7 +174,7 @@ def _write_reports(verdict: Verdict, paths: Paths) -> None:
     from ..gate.report.sarif import as_sarif
     from ..gate.report.terminal import print_verdict
 
-    print_verdict(verdict, options.report_console(to_stderr="-" in paths))
+    print_verdict(verdict, report_console(to_stderr="-" in paths))
     formats: tuple[Callable[[Verdict], str], ...] = (
         lambda verdict: as_json(verdict.as_dict()), as_markdown, as_junit, as_sarif
     )  # fmt: skip

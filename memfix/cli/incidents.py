@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
-from rich.table import Table
 from rich.text import Text
 
-from .options import json_option, progress, report_console
+from .options import json_option
+from .output import Output, plain_table, progress
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ..incidents.claims import Claim
     from ..incidents.judging import JudgedClaim
 
@@ -23,95 +21,83 @@ if TYPE_CHECKING:
 @click.option("--claim", "claim_names", metavar="ID", multiple=True, help="Judge only this claim; may be repeated.")
 @click.option("--quick", is_flag=True, help="Leave out claims that need a simulation of the whole model.")
 @json_option
-def incidents(name: str | None, claim_names: tuple[str, ...], quick: bool, json_path: str | None) -> int:
+def incidents(name: str | None, claim_names: tuple[str, ...], quick: bool, output: Output) -> int:
     """List the incidents, or judge the claims of incident NAME: whether each holds, and what is true.
 
     Exits with 1 if a verdict or value differs from the recorded one: the replay has drifted.
     """
-    from ..gate import report
-
-    report.require_writable(json_path)
     if name is not None:
-        return _judge(name, claim_names, quick, json_path)
+        return _judge(name, claim_names, quick, output)
     if claim_names or quick:
         raise click.UsageError("--claim and --quick choose among the claims of one incident: give its NAME")
-    return _list(json_path)
+    return _list(output)
 
 
-def _list(json_path: str | None) -> int:
-    from ..gate import report
+def _list(output: Output) -> int:
     from ..incidents import incident_names
     from ..incidents.claims import VERDICTS, counts, load_claims
 
     claims = {name: load_claims(name) for name in incident_names()}
     recorded = {name: counts(claim.verdict for claim in of_one) for name, of_one in claims.items()}
-    table = _plain_table("incident", "claims", *VERDICTS)
+    table = plain_table("incident", "claims", *VERDICTS)
     for name, of_one in claims.items():
         table.add_row(name, str(len(of_one)), *map(str, recorded[name].values()))
     in_all = [claim.verdict for of_one in claims.values() for claim in of_one]
     table.add_row("all", str(len(in_all)), *map(str, counts(in_all).values()))
-    console = report_console(to_stderr=json_path == "-")
-    console.print(table)
-    console.print(Text("these verdicts are recorded; memfix incidents NAME computes them again", style="dim"))
-    if json_path is not None:
-        rows = [{"name": name, "claims": len(claims[name]), "recorded": recorded[name]} for name in claims]
-        report.write_report(json_path, report.as_json({"incidents": rows}))
+    output.console.print(table)
+    output.line("these verdicts are recorded; memfix incidents NAME computes them again", "dim")
+    rows = [{"name": name, "claims": len(claims[name]), "recorded": recorded[name]} for name in claims]
+    output.write_json(lambda: {"incidents": rows})
     return 0
 
 
-def _judge(name: str, claim_names: Sequence[str], quick: bool, json_path: str | None) -> int:
+def _judge(name: str, claim_names: Sequence[str], quick: bool, output: Output) -> int:
     from ..errors import EXIT_PASS, EXIT_REGRESSION, UsageError
-    from ..gate import report
     from ..incidents.claims import chosen_claims, load_claims
     from ..incidents.judging import judge_claims, load_checks
 
-    asked = chosen_claims(load_claims(name), claim_names)
-    if not asked:
+    named = chosen_claims(load_claims(name), claim_names)
+    if not named:
         raise UsageError(f"incident {name} has no claims")
-    chosen = [claim for claim in asked if not (quick and claim.slow)]
-    left_out = [claim for claim in asked if claim not in chosen]
+    chosen = [claim for claim in named if not (quick and claim.slow)]
+    left_out = [claim for claim in named if claim not in chosen]
     if not chosen:
         raise UsageError(f"--quick leaves out every chosen claim: {_ids(left_out)}")
     with progress() as say:
         judged = list(judge_claims(chosen, load_checks(name), say=say))
-    console = report_console(to_stderr=json_path == "-")
-    _print(console, judged, left_out)
-    if json_path is not None:
-        claims = [claim.as_dict() for claim in judged]
-        data = {"incident": name, "claims": claims, "left_out": [claim.id for claim in left_out]}
-        report.write_report(json_path, report.as_json(data))
+    _print(output, judged, left_out)
+    output.write_json(
+        lambda: {
+            "incident": name,
+            "claims": [claim.as_dict() for claim in judged],
+            "left_out": [claim.id for claim in left_out],
+        }
+    )
     return EXIT_REGRESSION if any(claim.drifted for claim in judged) else EXIT_PASS
 
 
-def _print(console: Console, judged: Sequence[JudgedClaim], left_out: Sequence[Claim]) -> None:
-    from ..gate import report
+def _print(output: Output, judged: Sequence[JudgedClaim], left_out: Sequence[Claim]) -> None:
+    from ..gate.report import counted
     from ..incidents.claims import counts
 
-    table = _plain_table("claim", "the report says", "verdict", "what is true")
+    table = plain_table("claim", "the report says", "verdict", "what is true", no_wrap=("claim", "verdict"))
     for one in judged:
-        table.add_row(one.claim.id, _said(one.claim), _verdict(one), _true(one))
-    console.print(table)
+        table.add_row(one.claim.id, _statement(one.claim), _verdict(one), _truth(one))
+    output.console.print(table)
     by_verdict = counts(one.verdict for one in judged)
     summary = ", ".join(f"{verdict} {number}" for verdict, number in by_verdict.items())
-    console.print(Text(f"{report.counted(len(judged), 'claim')}: {summary}", style="bold"))
+    output.line(f"{counted(len(judged), 'claim')}: {summary}", "bold")
     if left_out:
-        console.print(Text(f"left out by --quick: {_ids(left_out)}", style="yellow"))
+        output.line(f"left out by --quick: {_ids(left_out)}", "yellow")
     drifted = [one for one in judged if one.drifted]
     if drifted:
-        console.print(Text("the results differ from the recorded ones: the replay has drifted", style="bold red"))
+        output.line("the results differ from the recorded ones: the replay has drifted", "bold red")
         for one in drifted:
             said = one.failed or "; ".join(one.drift)
-            console.print(Text(f"  {one.claim.id}: {said}"), soft_wrap=True)
+            output.line(f"  {one.claim.id}: {said}")
 
 
-def _plain_table(*columns: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column in ("claim", "verdict"))
-    return table
-
-
-def _said(claim: Claim) -> Text:
+def _statement(claim: Claim) -> Text:
     lines = "lines" if "-" in claim.lines or "," in claim.lines else "line"
     return Text.assemble(claim.statement, (f" ({lines} {claim.lines})", "dim"))
 
@@ -125,7 +111,7 @@ def _verdict(judged: JudgedClaim) -> Text:
     return Text(judged.verdict, style=_STYLES[judged.verdict])
 
 
-def _true(judged: JudgedClaim) -> Text:
+def _truth(judged: JudgedClaim) -> Text:
     return Text.assemble(judged.failed or judged.true, (f" [{judged.how}]" if judged.how else "", "dim"))
 
 

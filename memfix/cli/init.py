@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from ..checks.effort import get_effort
-from .options import echo_commands, profile_option, progress, scaffold_options
+from .options import profile_option, scaffold_options
+from .output import echo_commands, progress
 
 
 @click.command()
@@ -40,12 +41,12 @@ def init(
     read from its tensors. Axes of equal size become one dim, so give different dims different sizes. Nothing is
     written unless the forms equal naive.
     """
-    from ..scaffold.first_contract import Asked
+    from ..scaffold.first_contract import Request
     from ..scaffold.init import init as write
 
     with progress() as say:
-        asked = Asked.of(name, naive, forms, example, dtypes)
-        written = write(asked, folder, get_effort(profile), force=force, say=say)
+        request = Request.of(name, naive, forms, example, dtypes)
+        written = write(request, folder, get_effort(profile), force=force, say=say)
     for path in written.files:
         click.echo(f"wrote {path}")
     for path in written.kept:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from ..checks.effort import get_effort
-from .options import echo_commands, profile_option, progress, scaffold_options
+from .options import profile_option, scaffold_options
+from .output import echo_commands, progress
 
 
 @click.command("new-op")
@@ -24,12 +25,12 @@ def new_op(
 
     The functions are copied, with the parts of their module that they use. All else is as in memfix init.
     """
-    from ..scaffold.first_contract import Asked
+    from ..scaffold.first_contract import Request
     from ..scaffold.new_op import new_op as write
 
     with progress() as say:
-        asked = Asked.of(name, naive, forms, example, dtypes)
-        files, notes = write(asked, get_effort(profile), force=force, say=say)
+        request = Request.of(name, naive, forms, example, dtypes)
+        files, notes = write(request, get_effort(profile), force=force, say=say)
     click.echo("\n".join([*(f"wrote {path}" for path in files), *notes]))
     echo_commands(
         {

@@ -1,29 +1,24 @@
-"""Options that several commands share, named like the pytest options; and the progress line."""
+"""Options that several commands share, named like the pytest options."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.live import Live
 
 from ..checks.effort import PROFILES
 from ..meters import GPU_METERS
-from ..progress import Say
+from .output import Output
 
 if TYPE_CHECKING:
     from ..checks.finding import Finding
     from ..contract import Case, Contract
-
-FILE_WIDTH = 150
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -101,7 +96,10 @@ def _refuse_moved(context: click.Context, parameter: click.Parameter, value: Any
     raise click.UsageError(f"{said} is now a key of the config; write {_MOVED[option]}={now} instead")
 
 
-json_option: Decorator = click.option("--json", "json_path", metavar="PATH", help="Write JSON; - for standard output.")
+json_option: Decorator = click.option(
+    "--json", "output", metavar="PATH", help="Write JSON; - for standard output.",
+    callback=lambda context, parameter, path: Output(path),
+)  # fmt: skip
 
 
 def with_step_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -135,7 +133,7 @@ def contracts_of(ops: Sequence[str]) -> list[Contract]:
     return chosen
 
 
-def not_loaded(ops: Sequence[str]) -> list[Finding]:
+def findings_of_packages_left_out(ops: Sequence[str]) -> list[Finding]:
     """Return an error finding for each package that could not be loaded, if all ops are checked: else the check would
     pass without them."""
     from ..checks.finding import Finding
@@ -146,7 +144,7 @@ def not_loaded(ops: Sequence[str]) -> list[Finding]:
     return [Finding("contract", package, "", "error", f"{reason}{named}") for package, reason in left_out]
 
 
-def repeatable(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+def with_from_option(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return the findings with the files of ``--from`` added to the commands that reproduce them."""
     from ..registry import FILES_VARIABLE
 
@@ -170,7 +168,7 @@ def call_of(op: str, form_name: str | None, case_name: str | None) -> tuple[Cont
     return contract, form, contract.cases[case]
 
 
-def _asked_for(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+def _prompt_if_missing(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
     """Return an option's value; if it is missing, prompt for it on a terminal, else raise an error."""
     if value:
         return value
@@ -186,14 +184,15 @@ def scaffold_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options: list[Decorator] = [
         click.argument("name", metavar="NAME"),
         click.option(
-            "--naive", metavar="MODULE:FUNCTION", callback=_asked_for, help="The reference: a function that is right."
+            "--naive", metavar="MODULE:FUNCTION", callback=_prompt_if_missing,
+            help="The reference: a function that is right.",
         ),
         click.option(
-            "--form", "forms", metavar="NAME=MODULE:FUNCTION", multiple=True, callback=_asked_for,
+            "--form", "forms", metavar="NAME=MODULE:FUNCTION", multiple=True, callback=_prompt_if_missing,
             help="A function that computes the same in less memory.",
         ),
         click.option(
-            "--example", metavar="FILE.py:FUNCTION", callback=_asked_for,
+            "--example", metavar="FILE.py:FUNCTION", callback=_prompt_if_missing,
             help="A function that returns the arguments of one call.",
         ),
         click.option("--dtypes", metavar="DTYPE,...", help="Dtypes in which the forms must work.  [default: all four]"),
@@ -202,33 +201,3 @@ def scaffold_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(options):
         command = option(command)
     return command
-
-
-def echo_commands(commands: Mapping[str, str]) -> None:
-    """Print the next commands, each with what it does."""
-    width = max(map(len, commands))
-    click.echo("next:")
-    for command, does in commands.items():
-        click.echo(f"  {command:<{width}}  # {does}")
-
-
-def report_console(*, to_stderr: bool) -> Console:
-    """The console for tables: as wide as the terminal, or wide enough for every column in a file or a CI log."""
-    console = Console(stderr=to_stderr)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = FILE_WIDTH
-    return console
-
-
-@contextmanager
-def progress() -> Iterator[Say]:
-    """Yield a function that shows the current activity on standard error, if that is a terminal.
-
-    The line is drawn only when the function is called: the host meter would count a thread that refreshes it.
-    """
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda _: None
-        return
-    with Live("starting", console=console, auto_refresh=False, transient=True) as line:
-        yield lambda text: line.update(text, refresh=True)

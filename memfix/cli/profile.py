@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
-from rich.table import Table
-from rich.text import Text
 
-from .options import gpu_option, json_option, meter_option, pictures_option, progress, report_console, with_step_options
+from .options import gpu_option, json_option, meter_option, pictures_option, with_step_options
+from .output import Output, plain_table, progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rich.console import Console
+    from rich.table import Table
 
     from ..incidents.profile import Profile, Row
 
@@ -39,66 +38,60 @@ def profile(
     gpu: str,
     rows: int,
     pictures: tuple[str, ...],
-    json_path: str | None,
+    output: Output,
 ) -> int:
     """Show the memory of INCIDENT's train step, stage by stage, beside the figures of its report.
 
     It is the same step as in memfix train: from a config file, with keys overridden as in data.context_length=4096.
     """
-    from ..gate import report
     from ..incidents import get_incident
     from ..incidents.incident import load_config
     from ..incidents.profile_step import profile as measured
     from ..pictures import check_path, save
     from ..provenance import describe
 
-    report.require_writable(json_path)
     for path in pictures:
         check_path(path)
-    of = get_incident(incident)
-    config = load_config(of, config_file or of.config, overrides)
+    chosen = get_incident(incident)
+    config = load_config(chosen, config_file or chosen.config, overrides)
     with progress() as say:
-        found = measured(of, config, meter=meter, gpu=gpu, world_size=world_size, capacity=capacity, say=say)
-    console = report_console(to_stderr=json_path == "-")
-    _print(console, found, rows)
+        found = measured(chosen, config, meter=meter, gpu=gpu, world_size=world_size, capacity=capacity, say=say)
+    _print(output, found, rows)
     for path in pictures:
         if found.reading.timeline is None:
-            console.print(Text(f"no picture {path}: the {meter} meter does not see single buffers", style="yellow"))
+            output.line(f"no picture {path}: the {meter} meter does not see single buffers", "yellow")
             continue
         save(found.reading.timeline, path, found.title, found.capacity_bytes)
-        console.print(Text(f"wrote {path}"))
-    if json_path is not None:
-        report.write_report(json_path, report.as_json({"surroundings": describe(), **found.as_dict()}))
+        output.line(f"wrote {path}")
+    output.write_json(lambda: {"surroundings": describe(), **found.as_dict()})
     return 0
 
 
-def _print(console: Console, found: Profile, rows: int) -> None:
+def _print(output: Output, found: Profile, rows: int) -> None:
     from ..pictures.stages import ABOUT_ASIDES, ASIDE_MARK
     from ..units import format_bytes
 
-    console.print(Text(found.title, style="bold"), soft_wrap=True)
-    console.print(Text(found.headline, style="bold"), soft_wrap=True)
-    console.print(_table(found))
+    output.line(found.title, "bold")
+    output.line(found.headline, "bold")
+    output.console.print(_table(found))
     if any(row.aside for row in found.rows):
-        console.print(Text(f"{ASIDE_MARK}{ABOUT_ASIDES}", style="dim"))
+        output.line(f"{ASIDE_MARK}{ABOUT_ASIDES}", "dim")
     if found.runs:
-        console.print(_runs_table(found))
+        output.console.print(_runs_table(found))
     for conclusion in found.conclusions:
-        console.print(Text(conclusion), soft_wrap=True)
+        output.line(conclusion)
     for note in found.reading.notes:
-        console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
+        output.line(f"note: {note}", "yellow")
     if rows and found.reading.timeline is not None:
-        console.print(Text("what holds the memory at the peak of each stage", style="bold"))
+        output.line("what holds the memory at the peak of each stage", "bold")
         for row in found.rows:
-            console.print(Text(f"{row.stage.name}: {format_bytes(row.stage.peak_bytes)}"), soft_wrap=True)
+            output.line(f"{row.stage.name}: {format_bytes(row.stage.peak_bytes)}")
             for holder in row.holders(rows):
-                console.print(Text(f"  {holder}", style="dim"), soft_wrap=True)
+                output.line(f"  {holder}", "dim")
 
 
 def _table(found: Profile) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("stage", "at its end", "peak", "report", "remark"):
-        table.add_column(name, justify="right" if name in ("at its end", "peak") else "left", overflow="fold")
+    table = plain_table("stage", "at its end", "peak", "report", "remark", right=("at its end", "peak"))
     for row in found.rows:
         table.add_row(*_cells(row, found.capacity_bytes), style="dim" if row.aside else "")
     return table
@@ -107,10 +100,8 @@ def _table(found: Profile) -> Table:
 def _runs_table(found: Profile) -> Table:
     from ..incidents.profile import TEXT_COLUMNS, run_columns
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     columns = run_columns(found.runs, found.reading.meter, found.capacity_bytes)
-    for name in columns:
-        table.add_column(name, justify="left" if name in TEXT_COLUMNS else "right", overflow="fold")
+    table = plain_table(*columns, right=columns.keys() - TEXT_COLUMNS)
     for cells in zip(*columns.values(), strict=True):
         table.add_row(*cells)
     return table

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.text import Text
 
 from ..checks.effort import get_effort
 from ..errors import EXIT_PASS, EXIT_REGRESSION, UsageError, did_you_mean
-from .options import contracts_of, json_option, lock_option, ops_argument, profile_option, progress, report_console
+from .options import contracts_of, json_option, lock_option, ops_argument, profile_option
+from .output import Output, progress
 
 if TYPE_CHECKING:
     from ..contract import Contract
@@ -45,7 +45,7 @@ def selftest(
     lock_path: Path,
     no_lock: bool,
     profile: str | None,
-    json_path: str | None,
+    output: Output,
 ) -> int:
     """Plant regressions in a copy of every op (or those named) and run the gate's checks on them, without a GPU.
 
@@ -56,40 +56,35 @@ def selftest(
     """
     import os
 
-    from ..gate import report
     from ..gate.lock import read_lock
     from ..provenance import describe
     from ..selftest.report import as_data, print_report, share_caught
 
     if not hasattr(os, "fork"):
         raise UsageError("memfix selftest runs every mutant in a forked process, and this system cannot fork")
-    report.require_writable(json_path)
     chosen = contracts_of(ops)
     known = [name for contract in chosen for name in contract.forms]
     if form_name is not None and form_name not in known:
         raise UsageError(f"no form {form_name!r}{did_you_mean(form_name, known)}")
     lock = None if no_lock else read_lock(lock_path)
     until = None if limit is None else time.monotonic() + limit
-    console = report_console(to_stderr=json_path == "-")
     with progress() as say:
         outcomes, late = _planted(
             [contract for contract in chosen if form_name is None or form_name in contract.forms],
             form=form_name, effort=get_effort(profile), lock=lock, most=mutants, seed=seed, until=until, say=say,
         )  # fmt: skip
-    print_report(outcomes, console)
+    print_report(outcomes, output.console)
     if late:
-        text = f"the time limit was reached before anything was planted in {', '.join(late)}"
-        console.print(Text(text), soft_wrap=True)
+        output.line(f"the time limit was reached before anything was planted in {', '.join(late)}")
     if lock is not None and not {contract.name for contract in chosen} <= {key[0] for key in lock}:
-        console.print(Text(f"note: {lock_path} has no entry of some ops: there, only budgets bound their bytes"))
-    if json_path is not None:
-        asked = {"surroundings": describe(), "profile": get_effort(profile).name, "seed": seed, "most": mutants}
-        report.write_report(json_path, report.as_json({**asked, **as_data(outcomes)}))
+        output.line(f"note: {lock_path} has no entry of some ops: there, only budgets bound their bytes")
+    settings = {"profile": get_effort(profile).name, "seed": seed, "most": mutants}
+    output.write_json(lambda: {"surroundings": describe(), **settings, **as_data(outcomes)})
     share = share_caught(outcomes)
     return EXIT_REGRESSION if least is not None and (share is None or share < least) else EXIT_PASS
 
 
-def _planted(contracts: Sequence[Contract], **asked: Any) -> tuple[list[Outcome], list[str]]:
+def _planted(contracts: Sequence[Contract], **settings: Any) -> tuple[list[Outcome], list[str]]:
     """Return the outcome of every planted regression, and the ops that were skipped for lack of time."""
     from ..selftest.run import TimeIsOver, run_selftest
 
@@ -97,7 +92,7 @@ def _planted(contracts: Sequence[Contract], **asked: Any) -> tuple[list[Outcome]
     late: list[str] = []
     for contract in contracts:
         try:
-            outcomes += run_selftest(contract, **asked)
+            outcomes += run_selftest(contract, **settings)
         except TimeIsOver:
             late.append(contract.name)
     return outcomes, late

@@ -11,7 +11,8 @@ from typing import Any
 import click
 from rich.text import Text
 
-from .options import CONFIG_HELP, overrides_argument, report_console
+from .options import CONFIG_HELP, overrides_argument
+from .output import report_console
 
 
 @click.command()
@@ -37,18 +38,18 @@ def train(
     from ..incidents.incident import load_config, own_configs, sections
     from ..incidents.schema import described
 
-    of = get_incident(incident)
+    chosen = get_incident(incident)
     if keys:
         console = report_console(to_stderr=False)
-        for key, takes, about in described(sections(of)):
+        for key, takes, about in described(sections(chosen)):
             console.print(Text(f"{key:<38} {takes:<44} {about}"), soft_wrap=True)
         return 0
     if config_path is None:
-        brought = ", ".join(name.removesuffix(".yaml") for name in own_configs(of))
+        brought = ", ".join(name.removesuffix(".yaml") for name in own_configs(chosen))
         raise click.UsageError(
             f"Missing option '--config': {incident} comes with {brought}; --keys lists the keys of a config"
         )
-    config = load_config(of, config_path, overrides)
+    config = load_config(chosen, config_path, overrides)
 
     from ..gate import report
     from ..incidents.distributed import joined
@@ -66,15 +67,15 @@ def train(
         training = config.training
         length = f"{training.epochs} epochs" if training.steps is None else f"{training.steps} steps"
         say(f"{incident}: {length}, processes: {world.size}, {world.device}, "
-            f"{', '.join([config.training.precision, *of.describe(config)])}")  # fmt: skip
+            f"{', '.join([config.training.precision, *chosen.describe(config)])}")  # fmt: skip
         write({
             "event": "start", "incident": incident, "processes": world.size, "device": str(world.device),
             "config": config.as_dict(), "surroundings": describe(),
         })  # fmt: skip
-        for step in run(of, config, world, resume=resume_path, say=say):
+        for step in run(chosen, config, world, resume=resume_path, say=say):
             write({"event": "step", **vars(step)})
             if step.step % config.training.log_every == 0 or step.step in (1, step.steps):
-                say(_progress(step, of.quality))
+                say(_progress(step, chosen.quality))
         write({"event": "end"})
     return 0
 

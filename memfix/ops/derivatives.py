@@ -30,6 +30,11 @@ def first_derivative_only(op: str) -> Callable[[Callable[..., Any]], Callable[..
     return decorate
 
 
+def without_autocast(tensor: torch.Tensor) -> torch.autocast:
+    """Return a context in which autocast changes no dtype on the device of ``tensor``: the caller chose the dtypes."""
+    return torch.autocast(tensor.device.type, enabled=False)
+
+
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     """Call ``function.apply``, of a function with ``setup_context``, with the least work on the host.
 

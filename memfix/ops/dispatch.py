@@ -59,7 +59,7 @@ class Dispatcher:
             return form
         if self.kernels is None or tensor is None or not tensor.is_cuda or tensor.dtype in self.not_for:
             return self.otherwise
-        return self.kernels if triton_is_there() else self.otherwise
+        return self.kernels if triton_is_installed() else self.otherwise
 
     def function(self, form: str, tensor: torch.Tensor | None = None) -> Callable[..., Any]:
         """Return the function of the chosen form. An op that runs on the host gives no ``tensor``."""
@@ -69,7 +69,7 @@ class Dispatcher:
 
 
 @functools.cache
-def triton_is_there() -> bool:
+def triton_is_installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
@@ -83,7 +83,7 @@ def is_interpreted() -> bool:
 
 def require_kernels(tensor: torch.Tensor, *, instead: str) -> None:
     """Refuse the form ``triton`` where its kernels cannot run on ``tensor``; ``instead`` is the form that can."""
-    if not triton_is_there():
+    if not triton_is_installed():
         raise RuntimeError(f"form 'triton' needs the package triton, which is not installed; take form='{instead}'")
     if tensor.device.type == "cpu" and not is_interpreted():
         raise RuntimeError(

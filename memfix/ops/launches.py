@@ -45,7 +45,7 @@ def launch(
         kernel[grid](*arguments, **constants, num_warps=num_warps, num_stages=num_stages)
         return
     device = _device_of(arguments)
-    if device != torch.cuda.current_device():  # on which Triton launches
+    if device >= 0 and device != torch.cuda.current_device():  # on which Triton launches
         with torch.cuda.device(device):
             launch(kernel, grid, *arguments, num_warps=num_warps, num_stages=num_stages, **constants)
         return
@@ -77,10 +77,11 @@ def num_tiles(length: int, of_size: int) -> int:
 
 
 def _device_of(arguments: tuple[Any, ...]) -> int:
+    """Return the index of the GPU of the first tensor; -1 where it is on none."""
     for value in arguments:
-        tensor = value if isinstance(value, torch.Tensor) else getattr(value, "base", None)
+        tensor: torch.Tensor | None = value if isinstance(value, torch.Tensor) else getattr(value, "base", None)
         if tensor is not None:
-            return int(tensor.get_device())
+            return tensor.get_device()
     raise AssertionError("a kernel is launched without a tensor")
 
 

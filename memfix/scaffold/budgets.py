@@ -23,11 +23,11 @@ from .example import CASE
 
 HEADROOM = 1.05
 _WORTH_A_RATIO = 1.2
-_LOOSEST = 1.35
+_MAX_SLACK_RATIO = 1.35
 """If a formula allows more than this multiple of the example's bytes, the example gets a budget in bytes too."""
 _MOST_TERMS = 6
 _ROUNDS = 12
-_BELOW = 30.0
+_UNDERESTIMATE_WEIGHT = 30.0
 """The weight of a sample that the fit is below, relative to one that it is above."""
 _SLACK = 4096
 """Bytes that a formula allows in addition to its terms, for scalars and the like."""
@@ -59,7 +59,7 @@ def _laws_of(contract: Contract, form: str, meter: Meter, num_samples: int) -> M
     notes = [f"{form}: {format_bytes(used[peak])} in {peak}, {ratio:.2g}x below naive's {format_bytes(naive[peak])}"]
     budgets: list[Budget] = []
     if ratio >= _WORTH_A_RATIO:
-        budgets.append(Budget(form, phase=peak, case=CASE, times_below_naive=_floor(ratio / HEADROOM)))
+        budgets.append(Budget(form, phase=peak, case=CASE, times_below_naive=_round_down_two_digits(ratio / HEADROOM)))
     else:
         notes.append("  it saves little at these sizes; a larger example may show more")
     samples = _samples(contract, form, phases, meter, num_samples)
@@ -73,7 +73,7 @@ def _laws_of(contract: Contract, form: str, meter: Meter, num_samples: int) -> M
             else f"today {format_bytes(used[phase])}"
         )
         notes.append(f"  {phase}: at most {formula} at every shape, {today} at the example")
-        if allowed > _LOOSEST * used[phase] + _SLACK:  # other layouts or dtypes take more
+        if allowed > _MAX_SLACK_RATIO * used[phase] + _SLACK:  # other layouts or dtypes take more
             size = math.ceil(used[phase] * HEADROOM)
             budgets.append(Budget(form, phase=phase, case=CASE, bytes=size))
             notes.append(f"  {phase}: at most {format_bytes(size)} at the example, 5 % above today")
@@ -81,7 +81,7 @@ def _laws_of(contract: Contract, form: str, meter: Meter, num_samples: int) -> M
     return Measured(tuple(budgets), tuple(grows), tuple(notes))
 
 
-def _floor(ratio: float) -> float:
+def _round_down_two_digits(ratio: float) -> float:
     """Round down to two significant digits."""
     unit = 10 ** (math.floor(math.log10(ratio)) - 1)
     return float(f"{math.floor(ratio / unit) * unit:.2g}")
@@ -149,7 +149,7 @@ def formula_above(samples: Sequence[Sample], terms: Sequence[str]) -> str:
         pairs = [(factor, terms[index]) for factor, index in zip(factors.tolist(), chosen, strict=True) if factor]
         text = " + ".join([*(f"{factor:g}*{term}" if factor != 1 else term for factor, term in pairs), str(_SLACK)])
         found.append((float(some[0] @ factors), text))
-        if found[-1][0] <= _LOOSEST * measured[0]:
+        if found[-1][0] <= _MAX_SLACK_RATIO * measured[0]:
             return text
     return min(found)[1]
 
@@ -160,7 +160,7 @@ def _fitted(shares: torch.Tensor) -> tuple[torch.Tensor, float]:
     for _ in range(_ROUNDS):
         factors = _least_squares(weights * shares, weights)
         off = shares @ factors - 1
-        weights = 1 + (_BELOW - 1) * (off < -1e-3).to(shares.dtype)[:, None]
+        weights = 1 + (_UNDERESTIMATE_WEIGHT - 1) * (off < -1e-3).to(shares.dtype)[:, None]
     return factors, float((weights[:, 0] * off).square().sum())
 
 

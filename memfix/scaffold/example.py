@@ -37,7 +37,7 @@ def arguments_of(example: Callable[..., Any], reference: str, naive: Callable[..
     return dict(given)
 
 
-def drafted(
+def contract_of_example(
     name: str,
     naive: Callable[..., Any],
     forms: Mapping[str, Callable[..., Any]],
@@ -78,7 +78,7 @@ def working_dtype(tensors: Mapping[str, torch.Tensor]) -> str:
 def candidates_for(tensor: torch.Tensor, sizes: Mapping[str, int]) -> Iterator[Integers]:
     """Yield possible ranges of an integer input: below each dim that is larger than all its values, smallest first."""
     values = [] if tensor.is_meta else tensor.unique().tolist()
-    values = [value for value in values if value != mark_of(tensor)] or [0]
+    values = [value for value in values if value != only_negative_value(tensor)] or [0]
     low, high = min(0, *values), max(values) + 1
     for dim, size in sorted(sizes.items(), key=lambda item: item[1]):
         if size >= high:
@@ -86,7 +86,7 @@ def candidates_for(tensor: torch.Tensor, sizes: Mapping[str, int]) -> Iterator[I
     yield Integers(low, high)
 
 
-def mark_of(tensor: torch.Tensor) -> int | None:
+def only_negative_value(tensor: torch.Tensor) -> int | None:
     """Return the only negative value of an integer tensor, such as an ignore index; None if it has none or several."""
     below = [] if tensor.is_meta else tensor[tensor < 0].unique().tolist()
     return below[0] if len(below) == 1 else None
@@ -125,7 +125,7 @@ def _spec(key: str, tensor: torch.Tensor, axes: list[str], sizes: Mapping[str, i
     values: Values | None = None
     sometimes = None
     if own in INTEGER_DTYPES:
-        values, sometimes = next(candidates_for(tensor, sizes)), mark_of(tensor)
+        values, sometimes = next(candidates_for(tensor, sizes)), only_negative_value(tensor)
     elif tensor.is_floating_point() and not tensor.is_meta and tensor.numel():
         low, high = float(tensor.detach().min()), float(tensor.detach().max())
         if low >= 0 and high > 0:  # such as probabilities: a normal number could be below zero

@@ -17,12 +17,12 @@ from ..errors import MemfixError, UsageError, did_you_mean
 from ..meters.base import Meter
 from ..progress import Say, silent
 from .budgets import laws_that_hold, widened
-from .example import CASE, arguments_of, drafted
+from .example import CASE, arguments_of, contract_of_example
 from .probing import with_sizes_that_run
 from .references import function_named
 
 
-class NotProved(MemfixError):
+class FormsDoNotPass(MemfixError):
     """The forms do not pass: nothing is written."""
 
     def __init__(self, what: str, finding: Finding) -> None:
@@ -31,7 +31,7 @@ class NotProved(MemfixError):
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """The op's name, dtypes and references to functions from the command line."""
 
     name: str
@@ -41,7 +41,7 @@ class Asked:
     dtypes: tuple[str, ...] = WORKING_DTYPES
 
     @staticmethod
-    def of(name: str, naive: str, forms: Sequence[str], example: str, dtypes: str | None) -> Asked:
+    def of(name: str, naive: str, forms: Sequence[str], example: str, dtypes: str | None) -> Request:
         """Parse the options, such as ``--form chunked=pkg.losses:chunked_loss``."""
         if not name.isidentifier():
             raise UsageError(f"the name of an op must be a Python name, got {name!r}")
@@ -55,11 +55,11 @@ class Asked:
         for dtype in chosen:
             if dtype not in WORKING_DTYPES:
                 raise UsageError(f"--dtypes: no dtype {dtype!r}{did_you_mean(dtype, WORKING_DTYPES)}")
-        return Asked(name, naive, named, example, chosen)
+        return Request(name, naive, named, example, chosen)
 
 
 @dataclass(frozen=True)
-class First:
+class FirstContract:
     """A contract that passes, notes about it, and its examination."""
 
     contract: Contract
@@ -67,16 +67,18 @@ class First:
     examination: Examination
 
 
-def first_contract(asked: Asked, meter: Meter, effort: Effort, say: Say = silent) -> First:
-    naive = function_named("--naive", asked.naive)
-    forms = {name: function_named(f"--form {name}", reference) for name, reference in asked.forms.items()}
-    arguments = arguments_of(function_named("--example", asked.example), asked.example, naive)
+def first_contract(request: Request, meter: Meter, effort: Effort, say: Say = silent) -> FirstContract:
+    naive = function_named("--naive", request.naive)
+    forms = {name: function_named(f"--form {name}", reference) for name, reference in request.forms.items()}
+    arguments = arguments_of(function_named("--example", request.example), request.example, naive)
     say("the example call")
-    draft = with_sizes_that_run(drafted(asked.name, naive, forms, arguments, asked.dtypes), _tensors(arguments))
+    draft = with_sizes_that_run(
+        contract_of_example(request.name, naive, forms, arguments, request.dtypes), _tensors(arguments)
+    )
     say("equality with naive")
     tools = OneMeter(meter, effort)
     found = run_checks(draft, gate_plan(draft, meter), tools, {}, say)
-    require_pass(put_together(draft, gate_plan(draft, meter), found).findings, asked)
+    require_pass(put_together(draft, gate_plan(draft, meter), found).findings, request)
     say("budgets")
     measured = laws_that_hold(draft, meter, num_samples=4 * effort.memory_examples)
     notes = [*_shared_sizes(draft), *measured.notes]
@@ -93,26 +95,26 @@ def first_contract(asked: Asked, meter: Meter, effort: Effort, say: Say = silent
         contract = widened(contract)
         notes.append("  a formula did not hold at every drawn shape: all formulas were multiplied by 1.5")
         examination = judged(contract)
-        require_pass(examination.findings, asked)
-    return First(contract, tuple(notes), examination)
+        require_pass(examination.findings, request)
+    return FirstContract(contract, tuple(notes), examination)
 
 
 def _tensors(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
 
 
-def require_pass(findings: Sequence[Finding], asked: Asked) -> None:
+def require_pass(findings: Sequence[Finding], request: Request) -> None:
     bad = [finding for finding in findings if finding.status in ("fail", "error")]
     if not bad:
         return
     first = min(bad, key=lambda finding: finding.status != "fail")
-    if first.check == "equality" and first.form in asked.forms:
-        what = f"{asked.forms[first.form]} is not equal to {asked.naive}"
+    if first.check == "equality" and first.form in request.forms:
+        what = f"{request.forms[first.form]} is not equal to {request.naive}"
         only = "  if it has to be equal only in some dtypes, name them: --dtypes float32,bfloat16"
         first = replace(first, details=(*first.details, only))
     else:
         what = f"{first.check} fails" if first.status == "fail" else f"{first.check} could not be judged"
-    raise NotProved(what, first)
+    raise FormsDoNotPass(what, first)
 
 
 def _shared_sizes(contract: Contract) -> list[str]:

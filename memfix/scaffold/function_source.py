@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import UsageError
 
 
-def as_a_file(function: Callable[..., Any], name: str) -> str:
+def standalone_source(function: Callable[..., Any], name: str) -> str:
     """Return the source of ``function``, renamed to ``name``, after the functions and constants that it uses."""
     module = inspect.getmodule(function)
     if module is None or not inspect.isfunction(function):

@@ -17,8 +17,9 @@ from ..laws import NAIVE
 from ..meters import usable_meter
 from ..progress import Say, silent
 from .files import refuse_files_that_exist, write_files
-from .first_contract import Asked, first_contract
-from .source import contract_source, filled, import_lines, names_used
+from .first_contract import Request, first_contract
+from .references import Reference
+from .source import contract_source, filled_template, import_lines, names_used
 
 WORKFLOW = Path(".github/workflows/memfix.yml")
 ACTION = "OWNER/memfix@v1"
@@ -47,19 +48,21 @@ class Written:
         return commands
 
 
-def init(asked: Asked, folder: Path, effort: Effort, *, force: bool, say: Say = silent) -> Written:
+def init(request: Request, folder: Path, effort: Effort, *, force: bool, say: Say = silent) -> Written:
     """Write all files, if all checks pass. An existing workflow is kept; an existing lock gets new entries."""
-    test, lock = folder / f"test_{asked.name}.py", folder / "memory.lock"
+    test, lock = folder / f"test_{request.name}.py", folder / "memory.lock"
     refuse_files_that_exist([test], force)
-    if not force and any(key[0] == asked.name for key in read_lock(lock)):
-        raise UsageError(f"{lock} has entries of {asked.name} already; --force overwrites them")
+    if not force and any(key[0] == request.name for key in read_lock(lock)):
+        raise UsageError(f"{lock} has entries of {request.name} already; --force overwrites them")
     meter, _ = usable_meter("simulated")
-    first = first_contract(asked, meter, effort, say)
+    first = first_contract(request, meter, effort, say)
     _write_lock(lock, first.examination)
-    files = {test: _test_file(asked, first.contract)}
+    files = {test: _test_file(request, first.contract)}
     if not WORKFLOW.exists() or force:
         install = "          install: -e .\n" if Path("pyproject.toml").exists() else ""
-        files[WORKFLOW] = filled("workflow.yml.txt", folder=str(folder), lock=str(lock), action=ACTION, install=install)
+        files[WORKFLOW] = filled_template(
+            "workflow.yml.txt", folder=str(folder), lock=str(lock), action=ACTION, install=install
+        )
     write_files(files)
     kept = () if WORKFLOW in files else (WORKFLOW,)
     return Written((test, lock, *[path for path in files if path != test]), kept, first.notes, folder, lock)
@@ -75,10 +78,10 @@ def _write_lock(path: Path, examination: Examination) -> None:
     write_peaks(peaks_path(path), {**read_peaks(peaks_path(path)), **alive})
 
 
-def _test_file(asked: Asked, contract: Contract) -> str:
-    references = {NAIVE: asked.naive, **asked.forms}
-    source = contract_source(contract, {key: reference.rpartition(":")[2] for key, reference in references.items()})
-    return filled(
-        "test_op.py.txt", name=asked.name, example=asked.example, names=", ".join(names_used(source)),
+def _test_file(request: Request, contract: Contract) -> str:
+    references = {key: Reference.parse(text) for key, text in {NAIVE: request.naive, **request.forms}.items()}
+    source = contract_source(contract, {key: reference.name for key, reference in references.items()})
+    return filled_template(
+        "test_op.py.txt", name=request.name, example=request.example, names=", ".join(names_used(source)),
         imports=import_lines(references.values()), contract=source,
     )  # fmt: skip

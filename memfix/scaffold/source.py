@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from pathlib import PurePath
 from string import Template
 from typing import Any
 
 from ..contract import WORKING_DTYPES, Contract, Dim, TensorSpec
 from ..laws import Budget, Scaling
+from .references import Reference
 
 
 def contract_source(contract: Contract, functions: Mapping[str, str]) -> str:
@@ -36,17 +36,15 @@ def names_used(source: str) -> list[str]:
             if f"{name}(" in source]  # fmt: skip
 
 
-def import_lines(references: Iterable[str]) -> str:
-    """Return one import line per module for references: ``package.module:function`` or ``folder/file.py:function``."""
+def import_lines(references: Iterable[Reference]) -> str:
+    """Return one import line per module."""
     names: dict[str, set[str]] = {}
     for reference in references:
-        place, _, name = reference.rpartition(":")
-        module = PurePath(place).stem if place.endswith(".py") else place
-        names.setdefault(module, set()).add(name)
+        names.setdefault(reference.module, set()).add(reference.name)
     return "\n".join(f"from {module} import {', '.join(sorted(some))}" for module, some in sorted(names.items()))
 
 
-def filled(template: str, **values: str) -> str:
+def filled_template(template: str, **values: str) -> str:
     """Return a file of ``templates`` with its ``$names`` filled in."""
     from importlib.resources import files
 

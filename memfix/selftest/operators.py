@@ -45,25 +45,25 @@ class Mutant:
     changed: str
     diff: str
     lines: tuple[int, int]
-    doubt: str = ""
-    """Why the mutant may still change something if all bits and bytes are equal; empty if there is no such doubt."""
+    why_undecided: str = ""
+    """Why the mutant may still change something if all bits and bytes are equal; empty if nothing may."""
     must_run: int | None = None
     """The line of ``changed`` that makes the result wrong. Unless it runs, nothing is known about the mutant."""
 
 
 @dataclass(frozen=True)
-class Known:
+class EntryPoints:
     """What the contract says about the forms' functions: their names, and the values of their options."""
 
-    entries: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()
     options: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
-def mutants_of(file: SourceFile, known: Known, *, skip: Sequence[tuple[int, int]] = ()) -> list[Mutant]:
+def mutants_of(file: SourceFile, entry_points: EntryPoints, *, skip: Sequence[tuple[int, int]] = ()) -> list[Mutant]:
     """Return every regression that can be planted in a module outside the lines of ``skip``, without duplicates."""
     found: dict[str, Mutant] = {}
     for function in file.functions:
-        for kind, (node, *edits) in _planted_in(function, known):
+        for kind, (node, *edits) in _planted_in(function, entry_points):
             statement = file.statement(node)
             lines = header_lines(statement)
             if any(first <= lines[0] <= last for first, last in skip):
@@ -72,17 +72,17 @@ def mutants_of(file: SourceFile, known: Known, *, skip: Sequence[tuple[int, int]
             if changed in found or changed == file.text or not _compiles(changed):
                 continue
             must_run = lines[0] + 1 if kind in _CONDITIONS else None
-            doubt = _KEPT_FOREVER if "globals()" in edits[0].new else ""
+            why_undecided = _KEPT_FOREVER if "globals()" in edits[0].new else ""
             if isinstance(statement, ast.If) and any(isinstance(inner, ast.Raise) for inner in statement.body):
-                doubt = _OTHER_REFUSAL
-            found[changed] = Mutant(kind, file.module, changed, file.diff(changed), lines, doubt, must_run)
+                why_undecided = _OTHER_REFUSAL
+            found[changed] = Mutant(kind, file.module, changed, file.diff(changed), lines, why_undecided, must_run)
     return list(found.values())
 
 
-def _planted_in(f: Function, known: Known) -> Iterator[tuple[str, Plant]]:
+def _planted_in(f: Function, entry_points: EntryPoints) -> Iterator[tuple[str, Plant]]:
     found = [(kind, operator(f)) for kind, operator in OPERATORS.items()]
-    if f.name in known.entries or f.is_backward:
-        found += [(kind, _wrong_where(f, some or _options(f, known))) for kind, some in _CONDITIONS.items()]
+    if f.name in entry_points.names or f.is_backward:
+        found += [(kind, _wrong_where(f, some or _options(f, entry_points))) for kind, some in _CONDITIONS.items()]
         found += [("upcast", _upcast_inputs(f)), ("clone", _clone_inputs(f))]
     return ((kind, plant) for kind, planted in found for plant in planted)
 
@@ -304,13 +304,13 @@ def _wrong_where(f: Function, conditions: Sequence[str]) -> Planted:
             yield f.first_statement, f.insert_before(f.first_statement, *lines)
 
 
-def _options(f: Function, known: Known) -> list[str]:
+def _options(f: Function, entry_points: EntryPoints) -> list[str]:
     """Return conditions under which an option of ``f`` differs from its default."""
     found: list[str] = []
     for parameter in f.parameters:
         name, default = parameter.arg, getattr(f.defaults.get(parameter.arg), "value", ...)
-        if name in known.options:
-            found += [f"{name} is None" if v is None else f"{name} == {v!r}" for v in known.options[name][1:]]
+        if name in entry_points.options:
+            found += [f"{name} is None" if v is None else f"{name} == {v!r}" for v in entry_points.options[name][1:]]
         elif default is None or isinstance(default, bool):
             found.append(f"{name} is {'not None' if default is None else not default}")
     return found

@@ -24,10 +24,10 @@ from .fingerprint import Fingerprint
 from .fork_server import FINGERPRINT_SECONDS, ForkServer, Reply, Request, Setup
 from .judge import Group, is_memory
 from .modules import contracts_using, naive_lines, same_code, source_files_of
-from .operators import MEMORY_KINDS, Known, Mutant, mutants_of
+from .operators import MEMORY_KINDS, EntryPoints, Mutant, mutants_of
 from .source import SourceFile
 
-Steps = Generator[tuple[ForkServer, Request], Reply, "Outcome"]
+Requests = Generator[tuple[ForkServer, Request], Reply, "Outcome"]
 """A generator that yields the requests about one mutant, is sent the reply to each, and returns the outcome."""
 
 NEVER_RUN = "no check runs this line"
@@ -35,7 +35,8 @@ NEVER_RUN = "no check runs this line"
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one mutant. ``verdict`` is caught, equal, undecided, missed or not asked (time was over)."""
+    """The outcome of one mutant. ``verdict`` is caught, equal, undecided, missed, or not asked: the time
+    limit was reached before it was checked."""
 
     op: str
     mutant: Mutant
@@ -118,14 +119,15 @@ def _planted(
     contract: Contract, forms: Sequence[str], files: Sequence[SourceFile], servers: Sequence[ForkServer], seed: int
 ) -> list[Mutant]:
     """Return all mutants in random order, with the kinds in turns, so that the first of them are a fair sample."""
-    known = Known(frozenset(definition_of(contract.forms[form].function)[1] for form in forms), contract.choices)
+    names = frozenset(definition_of(contract.forms[form].function)[1] for form in forms)
+    entry_points = EntryPoints(names, contract.choices)
     by_kind: dict[str, list[Mutant]] = {}
     for file in files:
         tensors: dict[tuple[int, str], bool] = {}
         for group, ran in itertools.chain.from_iterable(server.baseline.items() for server in servers):
             for key, floating in ran.tensors[file.path].items() if group[0].kind != "bad input" else ():
                 tensors[key] = tensors.get(key, False) or floating
-        for mutant in mutants_of(replace(file, tensors=tensors), known, skip=naive_lines(contract, file)):
+        for mutant in mutants_of(replace(file, tensors=tensors), entry_points, skip=naive_lines(contract, file)):
             by_kind.setdefault(mutant.kind, []).append(mutant)
     for mutants in by_kind.values():
         Random(seed).shuffle(mutants)
@@ -140,24 +142,24 @@ def _outcomes(
     """Check as many mutants at a time as there are cores, and yield their outcomes."""
     by_name, by_connection = {file.module: file for file in files}, {server.connection: server for server in servers}
     numbers, waiting = itertools.count(), iter(mutants)
-    pending: dict[int, tuple[Mutant, Steps]] = {}
-    due: deque[tuple[Mutant, Steps, Reply | None]] = deque()
+    pending: dict[int, tuple[Mutant, Requests]] = {}
+    due: deque[tuple[Mutant, Requests, Reply | None]] = deque()
     done, is_late = 0, False
     while True:
         while not is_late and len(due) + len(pending) < (os.cpu_count() or 1):
             if (mutant := next(waiting, None)) is None:
                 break
-            due.append((mutant, _steps(contract, mutant, by_name[mutant.module], servers), None))
+            due.append((mutant, _requests_about(contract, mutant, by_name[mutant.module], servers), None))
         if due:
-            mutant, steps, reply = due.popleft()
+            mutant, requests, reply = due.popleft()
             try:
-                server, request = steps.send(reply)  # type: ignore[arg-type]
+                server, request = requests.send(reply)  # type: ignore[arg-type]
             except StopIteration as ended:
                 done += 1
                 yield ended.value
                 continue
             number = next(numbers)
-            pending[number] = (mutant, steps)
+            pending[number] = (mutant, requests)
             server.ask(number, request)
             continue
         if not pending or is_late:
@@ -172,7 +174,7 @@ def _outcomes(
         yield Outcome(contract.name, mutant, "not asked", why="the time limit was reached")
 
 
-def _steps(contract: Contract, mutant: Mutant, file: SourceFile, servers: Sequence[ForkServer]) -> Steps:
+def _requests_about(contract: Contract, mutant: Mutant, file: SourceFile, servers: Sequence[ForkServer]) -> Requests:
     op, changed = contract.name, {mutant.module: mutant.changed}
     if same_code(file.text, mutant.changed):
         return Outcome(op, mutant, "equal", why="the same instructions")
@@ -197,8 +199,8 @@ def _steps(contract: Contract, mutant: Mutant, file: SourceFile, servers: Sequen
             if reply.verdict == "not reached" and mutant.kind == "wrong with one option":
                 return Outcome(op, mutant, "missed", why="no call has this option")
             found["equal" if reply.verdict == "equal" else "undecided"] = reply.why
-    if mutant.doubt:
-        found.setdefault("undecided", mutant.doubt)
+    if mutant.why_undecided:
+        found.setdefault("undecided", mutant.why_undecided)
     verdict = "undecided" if "undecided" in found else "equal"
     return Outcome(op, mutant, verdict, why=found[verdict])
 

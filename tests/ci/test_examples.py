@@ -41,5 +41,5 @@ def test_the_gate_catches_a_fault_and_names_its_line(examples: ModuleType, tmp_p
     command = "gate segment_mean --from src/frugal/contracts.py --lock memory.lock --profile dev"
     ended = forked_python("-m", "memfix", *shlex.split(command), cwd=copy, env=environment)
     assert ended.returncode == 1
-    for text in fault.told:
+    for text in fault.expected:
         assert text in ended.stdout

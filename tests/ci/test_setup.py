@@ -330,3 +330,37 @@ def test_gpu_tests_have_more_workers(machine: Machine, cores: int, gpu: bool, ar
     command = ["ci/test", *arguments.split()]
     done = subprocess.run(command, cwd=machine.root, env=settings, capture_output=True, text=True)
     assert f" -n {workers} " in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("is_new", "has_xdist", "arguments", "compiles"),
+    [
+        (True, True, [], True),
+        (True, True, ["tests/gate"], False),
+        (True, False, [], False),
+        (False, True, [], False),
+    ],
+)
+def test_in_a_new_checkout_one_process_compiles_the_tests_before_the_workers(
+    machine: Machine, is_new: bool, has_xdist: bool, arguments: list[str], compiles: bool
+) -> None:
+    shutil.copy(ROOT / "ci/test", machine.root / "ci")
+    (machine.root / "tests").mkdir()
+    if not is_new:
+        (machine.root / "tests/__pycache__").mkdir()
+    fake = machine.put("fake", textwrap.dedent(f"""\
+        #!/usr/bin/env bash
+        case "$*" in
+          "-m pytest"*) echo "$*" >> {machine.calls}; [[ "$*" != *collect-only* ]] ;;
+          *find_spec\\(\\'xdist*) exit {int(not has_xdist)} ;;
+          *find_spec\\(\\'*) exit 1 ;;
+          *) exec {sys.executable} "$@" ;;
+        esac
+        """))  # fmt: skip
+    settings = {"PATH": str(machine.tools), "MEMFIX_PYTHON": str(fake)}
+    command = ["ci/test", *arguments]
+    done = subprocess.run(command, cwd=machine.root, env=settings, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    *before, run = machine.called()
+    assert ["--collect-only" in call for call in before] == [True] * compiles
+    assert ("--collect-only" in run, " -n " in run) == (False, has_xdist)

@@ -15,7 +15,7 @@ from forked_python import forked_python
 
 from memfix import registry
 from memfix.checks.finding import Finding
-from memfix.cli.options import repeatable
+from memfix.cli.options import with_from_option
 from memfix.contract import Contract, Dim, TensorSpec
 from memfix.gate import run
 from memfix.gate.judge import Verdict
@@ -357,8 +357,8 @@ def test_a_lock_is_not_updated_while_a_package_is_broken(memfix: Any, broken_pac
 def test_a_command_that_reproduces_a_failure_names_the_files_of_from(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = Finding("equality", "loss", "chunked", "fail", "unequal", reproduce="memfix check loss --at N=1")
     passed = Finding("equality", "loss", "other", "pass", "equal")
-    assert repeatable([failed, passed]) == (failed, passed)
+    assert with_from_option([failed, passed]) == (failed, passed)
     monkeypatch.setenv(FILES_VARIABLE, os.pathsep.join(["my tests", "b.py"]))
-    again, same = repeatable([failed, passed])
+    again, same = with_from_option([failed, passed])
     assert again.reproduce == "memfix check loss --at N=1 --from 'my tests' --from b.py"
     assert same == passed

@@ -1,4 +1,4 @@
-"""Values that nothing decides: the usual answer with a note, bounds under other answers, or a refusal with its line."""
+"""Unknown values: the usual answer with a note, bounds under other answers, or a refusal with its line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from memfix.meters.simulated.tracking import state_range
 from memfix.meters.simulated.workspace import cudnn
 from memfix.meters.simulated.workspace.cudnn.plans import Plan
 
-NUMBER = "that nothing decides: any is assumed"
+NUMBER = ": any value is assumed"
 
 
 def asked(question: Any) -> tuple[Any, Reading]:
@@ -447,7 +447,7 @@ def test_too_many_values_are_refused_with_the_users_line() -> None:
         asked(question)
     assert str(refused.value) == (
         f"the step needs the values of a tensor (Tensor.numpy) at {__file__}:{question.__code__.co_firstlineno}, "
-        f"which nothing decides; {ON_A_GPU}"
+        f"which are unknown; {ON_A_GPU}"
     )
 
 

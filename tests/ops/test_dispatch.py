@@ -172,7 +172,7 @@ KDA = Dispatcher(
 def test_auto_takes_kernels_where_they_can_run(
     device: str, dtype: torch.dtype, has_triton: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "triton_is_there", lambda: has_triton)
+    monkeypatch.setattr(dispatch, "triton_is_installed", lambda: has_triton)
     assert KDA.chosen("auto", tensor(device, dtype)) == chosen
     assert KDA.chosen("triton", tensor(device, dtype)) == "triton", "what is named is taken"
 
@@ -208,7 +208,7 @@ def test_kernels_that_cannot_run_are_refused_with_the_form_that_can(monkeypatch:
     message = "form 'triton' runs on a GPU, and the tensors are on the CPU; take form='wy', or set TRITON_INTERPRET=1"
     with pytest.raises(RuntimeError, match=re.escape(message)):
         require_kernels(torch.ones(1), instead="wy")
-    monkeypatch.setattr(dispatch, "triton_is_there", lambda: False)
+    monkeypatch.setattr(dispatch, "triton_is_installed", lambda: False)
     with pytest.raises(RuntimeError, match="needs the package triton, which is not installed; take form='wy'"):
         require_kernels(torch.ones(1), instead="wy")
 

@@ -46,7 +46,7 @@ class Compiled:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     monkeypatch.setattr(launches, "is_interpreted", lambda: False)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)  # the "device" of tensors on the CPU
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(launches, "_compiled", {})
     return Kernel()
 

@@ -10,7 +10,7 @@ import torch
 from memfix.contract import Integers
 from memfix.formula import Formula
 from memfix.scaffold.budgets import Sample, formula_above
-from memfix.scaffold.example import candidates_for, drafted
+from memfix.scaffold.example import candidates_for, contract_of_example
 
 TERMS = ["N*e", "N", "V*e", "rows*e", "N*V*e", "N*V", "rows*V*e"]
 SHAPES = [dict(zip(("N", "V", "rows", "e"), sizes, strict=True))
@@ -44,7 +44,7 @@ def test_shape_suffixes_name_axes_and_equal_sizes_share_a_name() -> None:
         "hidden_TD": torch.randn(3, 4).double().requires_grad_(), "weight": torch.randn(4, 5), "bias": torch.rand(5),
         "scale": torch.randn(1),
     }  # fmt: skip
-    contract = drafted("op", naive, {"same": naive}, arguments)
+    contract = contract_of_example("op", naive, {"same": naive}, arguments)
     specs = {spec.name: spec.shape for spec in contract.inputs}
     assert specs == {"hidden_TD": "T D", "weight": "D N", "bias": "N", "scale": "1"}
     assert [spec.grad for spec in contract.inputs] == [True, False, False, False]
@@ -58,7 +58,7 @@ def test_integers_reach_up_to_a_dim_that_holds_them_and_one_negative_value_is_a_
         return x
 
     arguments = {"x": torch.randn(9, 7), "target": torch.tensor([0, 6, -100, 3, 1, 2, 5, 4, 0])}
-    target = drafted("op", naive, {"same": naive}, arguments).inputs[1]
+    target = contract_of_example("op", naive, {"same": naive}, arguments).inputs[1]
     assert (target.values, target.sometimes) == (Integers("D"), -100)
     assert list(candidates_for(arguments["target"], {"N": 9, "D": 7})) == [Integers("D"), Integers("N"), Integers(7)]
     assert list(candidates_for(torch.tensor([-2, -1, 3]), {"N": 9})) == [Integers(-2, "N"), Integers(-2, 4)]

@@ -111,7 +111,7 @@ def test_what_init_writes_passes_and_is_never_overwritten(folder: Path) -> None:
         ({"ops.py:call": "ops.py:raising"}, 2, "--example: ops.py:raising raises RuntimeError: no data here"),
         ({"ops.py:call": "ops.py:nothing"}, 4, "--example: ops.py:nothing must return the arguments, a dict or"),
         ({"ops.py:call": "ops.py:stranger"}, 4, "--example: naive takes no 'y'; it takes x, index, rows"),
-        ({"gathered=ops:gathered": "ops:gathered"}, 4, "--form must be NAME=MODULE:FUNCTION, each with a name"),
+        ({"gathered=ops:gathered": "ops:gathered"}, 4, "--form must be NAME=MODULE:FUNCTION, with a different NAME"),
         ({"rows_of": "rows-of"}, 4, "the name of an op must be a Python name, got 'rows-of'"),
         ({"gathered=ops:gathered": "twice=ops:doubled"}, 1, "ops:doubled is not equal to ops:dense, so nothing was w"),
     ],
@@ -166,8 +166,8 @@ def test_what_is_missing_is_asked_for_on_a_terminal(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(click, "prompt", answer)
     context = cli.commands["init"].make_context("init", ["rows_of", "--naive", "ops:dense"])
     assert asked == [
-        "A function that saves memory. NAME=MODULE:FUNCTION",
-        "Returns the arguments of one call. FILE.py:FUNCTION",
+        "A function that computes the same in less memory. NAME=MODULE:FUNCTION",
+        "A function that returns the arguments of one call. FILE.py:FUNCTION",
     ]
     given = {key: context.params[key] for key in ("naive", "forms", "example")}
     assert given == {"naive": "ops:dense", "forms": ("somewhere:else",), "example": "somewhere:else"}

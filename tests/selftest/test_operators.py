@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memfix.selftest.operators import Known, mutants_of
+from memfix.selftest.operators import EntryPoints, mutants_of
 from memfix.selftest.source import SourceFile
 
 SOURCE = """
@@ -43,7 +43,7 @@ def kernel(x, y, size, BLOCK: tl.constexpr):
 def planted(source: str) -> dict[str, list[str]]:
     """The lines that each kind adds or takes away."""
     found: dict[str, list[str]] = {}
-    for mutant in mutants_of(SourceFile("m", "m.py", source), Known(frozenset(["entry"]))):
+    for mutant in mutants_of(SourceFile("m", "m.py", source), EntryPoints(frozenset(["entry"]))):
         lines = [f"{line[0]}{line[1:].strip()}" for line in mutant.diff.splitlines()[2:] if line[0] in "+-"]
         found.setdefault(mutant.kind, []).append("|".join(lines))
     return found
@@ -81,7 +81,7 @@ def test_kernels_lose_masks_and_factors_and_nothing_of_torch() -> None:
 
 
 def test_every_mutant_compiles_and_is_another_text() -> None:
-    mutants = mutants_of(SourceFile("m", "m.py", SOURCE), Known())
+    mutants = mutants_of(SourceFile("m", "m.py", SOURCE), EntryPoints())
     assert len({mutant.changed for mutant in mutants}) == len(mutants)
     for mutant in mutants:
         compile(mutant.changed, "m.py", "exec")
@@ -90,7 +90,7 @@ def test_every_mutant_compiles_and_is_another_text() -> None:
 
 def test_names_that_held_no_tensor_are_left_alone() -> None:
     file = SourceFile("m", "m.py", SOURCE, tensors={})
-    kinds = {mutant.kind for mutant in mutants_of(file, Known(frozenset(["entry"])))}
+    kinds = {mutant.kind for mutant in mutants_of(file, EntryPoints(frozenset(["entry"])))}
     assert kinds == {
         "drop a del", "hold the graph", "skip the last chunk", "off by one", "drop a mask", "lose a rescale",
         "forget the upstream factor", "empty for zeros",

@@ -1,4 +1,4 @@
-"""The assumptions about unknown values ("that nothing decides"): fake tensors have no values, but a step may read some.
+"""The assumptions about unknown values: fake tensors have no values, but a step may read some.
 
 A reading is taken under the usual answers. If the step read an answer, it is measured again under other answers. If all
 readings agree, the values do not matter and the reading is exact; otherwise the readings are its bounds.
@@ -20,16 +20,16 @@ aten = torch.ops.aten
 Scenario = Literal["usual", "most", "least"]
 SCENARIOS: tuple[Scenario, ...] = ("usual", "most", "least")
 
-DRAWN = "random numbers decide what the step reads: drawn on the CPU, where a GPU draws others"
-COPIED = "the step copies values to the CPU that nothing decides: any are assumed"
+DRAWN = "random numbers decide what the step reads: they are drawn on the CPU, and a GPU draws others"
+COPIED = "the step copies unknown values to the CPU: any values are assumed"
 COUNTED = "the step counts the elements of a mask: assumed that all take part"
 ALL_SET = "the step asks whether all of a mask is set: assumed that it is"
 NONE_SET = "the step asks whether any of a mask is set: assumed that none is"
 ALL_CHOSEN = "the step picks elements by a mask: assumed that all are picked, which is the most there can be"
 EVEN = "the step shares elements out by an index that is not known: assumed even shares"
-NO_BOUNDS = "a loop reads what nothing decides, and how often it runs is not known: there are no bounds"
-COMPUTED = "a loop runs as often as numbers say that were computed on the CPU, where they round otherwise than on a GPU"
-UNDECIDED = "a number that nothing decides"
+NO_BOUNDS = "a loop reads unknown values, and how often it runs is not known: there are no bounds"
+COMPUTED = "numbers that were computed on the CPU decide how often a loop runs, and a GPU rounds them differently"
+UNDECIDED = "an unknown number"
 """The mark of values that were computed from an assumed number. Their note names the line that reads them."""
 NO_LARGER_ID = "the step counts ids by torch.bincount: assumed that none is above its minlength"
 EQUAL = "the step compares tensors by torch.equal: assumed that they are equal"
@@ -51,7 +51,7 @@ class NumberNote(str):
 
 def number(place: str, dtype: torch.dtype) -> NumberNote:
     kind = "number" if dtype.is_floating_point else "flag or count"
-    return NumberNote(f"the step reads a {kind} at {place} that nothing decides: any is assumed")
+    return NumberNote(f"the step reads an unknown {kind} at {place}: any value is assumed")
 
 
 def are_numbers(notes: Iterable[str]) -> bool:

@@ -36,9 +36,9 @@ def _sentence(error: Exception) -> str | None:
     at = f" at {line.file}:{line.number}" if line is not None else ""
     first_line = (str(error).splitlines() or [""])[0][:200]
     if isinstance(error, (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)):
-        return f"the step needs the values of a tensor ({error.func}){at}, which nothing decides; {ON_A_GPU}"
+        return f"the step needs the values of a tensor ({error.func}){at}, which are unknown; {ON_A_GPU}"
     if isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)):
-        return f"the step reads the memory of a tensor{at} whose values nothing decides; {ON_A_GPU}"
+        return f"the step reads the memory of a tensor{at} whose values are unknown; {ON_A_GPU}"
     unsupported = _unsupported(error)
     if unsupported is not None:
         return f"the step uses what cannot be simulated ({unsupported}){at}; register a fake for it, or {ON_A_GPU}"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..call import takes
-from ..derivatives import first_derivative_only
+from ..derivatives import first_derivative_only, without_autocast
 from ..products import sum_dtype
 from .arguments import AttentionTensors, ChunkOptions
 from .query_chunk import attend, chunks, rows_of
@@ -45,7 +45,7 @@ class _QueryChunks(torch.autograd.Function):
         q, k, v = given[:3]
         out_BGRQV = q.new_empty(*q.shape[:4], v.shape[3])
         map_BGRQK = q.new_empty(*q.shape[:4], k.shape[2]) if options.keep_map else None
-        with torch.autocast(q.device.type, enabled=False):  # the tensors already have autocast's dtype
+        with without_autocast(q):  # the tensors already have autocast's dtype
             for rows, chunk in chunks(tensors, options):
                 out_BGRCV, weights_BGRCK = attend(chunk, rows, options)
                 out_BGRQV[..., rows, :] = out_BGRCV
@@ -63,7 +63,7 @@ class _QueryChunks(torch.autograd.Function):
         wanted = [name for name, is_needed in needed.items() if is_needed]
         sums = {name: _zeros_for_gradient(getattr(tensors, name), name) for name in wanted}
         device = upstream_BGRQV.device
-        with _random_state_again(ctx.random_state, device), torch.autocast(device.type, enabled=False):
+        with _random_state_again(ctx.random_state, device), without_autocast(upstream_BGRQV):
             for rows, chunk in chunks(tensors, ctx.options):
                 leaves = chunk._replace(**{name: getattr(chunk, name).detach().requires_grad_() for name in wanted})
                 with torch.enable_grad():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from ..call import takes
+from ..derivatives import without_autocast
 from .arguments import AttentionTensors, ChunkOptions
 from .query_chunk import attend, chunks
 
@@ -19,7 +20,7 @@ def reported_attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Equals ``softmax(q @ k.mT * scale) @ v``; holds ``B*G*R*Q*K*e`` bytes for backward."""
     outs, maps = [], []
-    with torch.autocast(tensors.q.device.type, enabled=False):  # the tensors already have autocast's dtype
+    with without_autocast(tensors.q):  # the tensors already have autocast's dtype
         for rows, chunk in chunks(tensors, options.fitting(tensors)):
             out_BGRCV, weights_BGRCK = attend(chunk, rows, options)
             outs.append(out_BGRCV)

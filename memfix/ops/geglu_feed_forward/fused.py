@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..dispatch import is_interpreted, triton_is_there
+from ..dispatch import is_interpreted, triton_is_installed
 from ..launches import launch
 from ..products import sum_dtype
 from .arguments import ChunkOptions, FeedForwardTensors, chunked_form
@@ -53,7 +53,7 @@ def fused_geglu_feed_forward(tensors: FeedForwardTensors, options: ChunkOptions)
     result, and ``2*F*e`` bytes for each of ``tokens_kept`` tokens are held.
     """
     hidden = tensors.hidden
-    runs_kernels = triton_is_there() and (hidden.is_cuda or is_interpreted())
+    runs_kernels = triton_is_installed() and (hidden.is_cuda or is_interpreted())
     return chunked_feed_forward(tensors, options, BY_KERNELS if runs_kernels else IN_BLOCKS)
 
 

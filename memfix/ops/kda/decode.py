@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 
 from ..arguments import require_same, require_shape
+from ..derivatives import without_autocast
 from .arguments import KdaTensors, require_state, scale_of, wide_dtype
 from .sequential import step
 
@@ -36,6 +37,6 @@ def decode_kda(
     KdaTensors.checked(*token, state)
     wide = wide_dtype(q.dtype)
     parts = (q.to(wide), k.to(wide), v.to(wide), g.to(wide), beta.to(wide))
-    with torch.autocast(q.device.type, enabled=False):  # the caller chose the dtypes
+    with without_autocast(q):
         o_BHV, state_BHKV = step(*parts, state, scale_of(q, scale))
     return o_BHV.to(q.dtype), state_BHKV

@@ -991,8 +991,8 @@ extern "C" __global__ void kda_scan(
         copy_keys(stage + Stage::QUERIES, queries, chunk);
         copy_rows<TOKENS / 8>(stage + Stage::SCORES, scores, chunk * (TOKENS * TOKENS), TOKENS);
     };
-    const int num_steps = scan.end - scan.first + num_before;
-    for_each_chunk<STAGES_OF_SCAN>(scan.first - num_before, num_steps, 1, copy, [&](unsigned stage, int step) {
+    for_each_chunk<STAGES_OF_SCAN>(scan.first - num_before, scan.end - scan.first + num_before, 1, copy,
+                                   [&](unsigned stage, int step) {
         unsigned operand[WIDTH / 16][4], fresh[2][4];
         as_operands<WIDTH / 8>(operand, state);
         float known[4][4], sums[4][4], answer[4][4];

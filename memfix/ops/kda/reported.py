@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from ..derivatives import without_autocast
 from .arguments import DEFAULT_CHUNK_SIZE, KdaOptions, KdaTensors, Outputs, kda_form, scale_of
 
 
@@ -28,7 +29,7 @@ def reported_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
     if state_SHKV is None:
         state_SHKV = q.new_zeros(tensors.state_size)
     outputs, final_states = [], []
-    with torch.autocast(q_BTHK.device.type, enabled=False):  # the caller chose the dtypes
+    with without_autocast(q_BTHK):
         for span in tensors.spans:
             state_BHKV = state_SHKV[span.states]
             for transition_BHKK, write_BHKV, q_BHK in tokens[span.tokens]:

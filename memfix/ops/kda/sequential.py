@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import torch
 
+from ..derivatives import without_autocast
 from .arguments import KdaOptions, KdaTensors, Outputs, kda_form, scale_of
 
 
@@ -23,7 +24,7 @@ def sequential_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
         state_SHKV = q_BTHK.new_zeros(tensors.state_size, dtype=wide)
     tokens = list(zip(*(tensor.unbind(1) for tensor in tensors.inputs), strict=True))
     outputs, final_states = [], []
-    with torch.autocast(q_BTHK.device.type, enabled=False):  # the caller chose the dtypes
+    with without_autocast(q_BTHK):
         for span in tensors.spans:
             # later states inherit the strides of the first, and matmul would copy one that is not contiguous
             state_BHKV = state_SHKV[span.states].contiguous()

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..derivatives import first_derivative_only
+from ..derivatives import first_derivative_only, without_autocast
 from .arguments import KdaOptions, KdaTensors, Outputs, Span, kda_form, scale_of, wide_dtype
 
 TOKENS_PER_PIECE = 16  # their state gradients are alive together in backward: more take memory, fewer take launches
@@ -40,7 +40,7 @@ class _Streamed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Outputs:
         *inputs, initial_state_SHKV, spans, chunk_size, scale, wants_gradient = given
-        with torch.autocast(inputs[0].device.type, enabled=False):  # the caller chose the dtypes
+        with without_autocast(inputs[0]):
             scan = _Scan.of(tuple(inputs), spans, chunk_size, scale)
             o_BTHV, state_SHKV, starts = scan.forward(initial_state_SHKV, wants_gradient)
         if wants_gradient:
@@ -53,7 +53,7 @@ class _Streamed(torch.autograd.Function):
     def backward(ctx: Any, grad_o_BTHV: torch.Tensor, grad_state_SHKV: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         saved = ctx.saved_tensors  # read once: under a checkpoint every access unpacks the tensors again
         inputs, starts = saved[:5], saved[5:]
-        with torch.autocast(grad_o_BTHV.device.type, enabled=False):
+        with without_autocast(grad_o_BTHV):
             scan = _Scan.of(inputs, *ctx.options)
             gradients = scan.backward(grad_o_BTHV, grad_state_SHKV, starts)
         wanted = (

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ..derivatives import first_derivative_only
+from ..derivatives import first_derivative_only, without_autocast
 from .arguments import KdaOptions, KdaTensors, Outputs, kda_form, scale_of, wide_dtype
 from .chunk_layout import Layout
 from .pairwise_decays import (
@@ -52,7 +52,7 @@ class _ChunkedWY(torch.autograd.Function):
         q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH, initial_state_SHKV = tensors
         ctx.save_for_backward(*tensors)
         ctx.options = (spans, chunk_size, scale)
-        with torch.autocast(q_BTHK.device.type, enabled=False):  # the caller chose the dtypes
+        with without_autocast(q_BTHK):
             layout = Layout.of(q_BTHK, spans, chunk_size)
             rows = _Rows.of(layout, q_BTHK, k_BTHK, v_BTHV, beta_BTH)
             chunks, p_ZCC, w_ZCK = _Chunks.of(layout, rows, g_BTHK)
@@ -67,7 +67,7 @@ class _ChunkedWY(torch.autograd.Function):
     def backward(ctx: Any, grad_o_BTHV: torch.Tensor, grad_state_SHKV: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH, initial_state_SHKV = ctx.saved_tensors
         spans, chunk_size, scale = ctx.options
-        with torch.autocast(grad_o_BTHV.device.type, enabled=False):
+        with without_autocast(grad_o_BTHV):
             layout = Layout.of(q_BTHK, spans, chunk_size)
             rows = _Rows.of(layout, q_BTHK, k_BTHK, v_BTHV, beta_BTH)
             grad_state_XKV, found = _gradients(

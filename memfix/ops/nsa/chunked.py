@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..derivatives import first_derivative_only
+from ..derivatives import first_derivative_only, without_autocast
 from ..launches import num_tiles
 from .arguments import NUM_BRANCHES, Blocks, NsaOptions, NsaTensors, nsa_form, scale_of
 from .branches import Branch, CompressedBranch, SelectedBranch, WindowBranch, as_batch
@@ -45,7 +45,7 @@ class _Chunked(torch.autograd.Function):
     def forward(ctx: Any, *given: Any) -> torch.Tensor:
         *inputs, options, wants_gradient = given
         tensors = NsaTensors(*inputs)
-        with torch.autocast(tensors.q_BTGRD.device.type, enabled=False):  # the caller chose the dtypes
+        with without_autocast(tensors.q_BTGRD):
             selecting_k_NMD, v_NMD = _compressed(tensors, options)
             k_NMD = selecting_k_NMD.to(v_NMD.dtype)
             call = _Call(tensors, k_NMD, v_NMD, options)
@@ -60,7 +60,7 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx: Any, upstream_BTGRD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         *inputs, k_NMD, v_NMD, selected_NTn = ctx.saved_tensors
         tensors = NsaTensors(*inputs)
-        with torch.autocast(upstream_BTGRD.device.type, enabled=False):
+        with without_autocast(upstream_BTGRD):
             call = _Call(tensors, k_NMD, v_NMD, ctx.options)
             wants_q, wants_k, wants_v, wants_gates, wants_places = ctx.needs_input_grad[:5]
             sums = _Sums(call, wants_k, wants_v, wants_places)

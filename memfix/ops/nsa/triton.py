@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..derivatives import first_derivative_only
+from ..derivatives import first_derivative_only, without_autocast
 from ..dispatch import require_kernels
 from ..launches import largest_power_of_two, launch, next_power_of_two, num_tiles
 from .arguments import NUM_BRANCHES, NsaOptions, NsaTensors, nsa_form, scale_of, takes_kernels
@@ -104,7 +104,7 @@ class _Nsa(torch.autograd.Function):
     def forward(ctx: Any, *given: Any) -> torch.Tensor:
         *tensors, options, wants_gradient = given
         call = _Call(NsaTensors(*tensors), options)
-        with torch.autocast(call.q_BTGRD.device.type, enabled=False):  # the caller chose the dtypes
+        with without_autocast(call.q_BTGRD):
             selecting_k_NMD = _compressed(call.k_BTGD, call, torch.float64)
             pieces = 1 if call.k_BTGD.dtype == torch.float32 else 2
             compressed = _Compressed(call, selecting_k_NMD, pieces=pieces)
@@ -118,7 +118,7 @@ class _Nsa(torch.autograd.Function):
     @first_derivative_only("nsa")
     def backward(ctx: Any, upstream_BTGRD: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         *tensors, selected_NTn = ctx.saved_tensors
-        with torch.autocast(upstream_BTGRD.device.type, enabled=False):
+        with without_autocast(upstream_BTGRD):
             call = _Call(NsaTensors(*tensors), ctx.options)
             gradients = _backward(call, upstream_BTGRD.contiguous(), selected_NTn, ctx.needs_input_grad[4])
         return *gradients, None, None
