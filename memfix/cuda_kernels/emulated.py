@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch
 
 _HEADER = Path(__file__).with_name("emulation.h")
-_OPTIONS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-w", "-D_XOPEN_SOURCE=700")
+_OPTIONS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-D_XOPEN_SOURCE=700")
 
 
 class KernelFault(Exception):
