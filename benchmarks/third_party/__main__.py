@@ -62,7 +62,9 @@ def _of_subjects(chosen: Mapping[str, Sequence[str]], workers: int) -> Iterator[
         yield from map(rows_of, chosen, chosen.values())
         return
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, spawn, start_worker, (workers,), max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(
+        workers, spawn, initializer=start_worker, initargs=(workers,), max_tasks_per_child=1
+    ) as pool:
         waiting = [pool.submit(rows_of, subject, names) for subject, names in chosen.items()]
         yield from (ready.result() for ready in as_completed(waiting))
 
