@@ -44,10 +44,10 @@ class NotMeasured(MemfixError):
 # ---------------------------------------------------------------- what a check returns
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of a check, and ``how`` it was computed.
+    """The result of a check, and ``how`` it was computed. ``figures`` are named as in the claim's correction.
 
-    ``holds`` says whether the claim holds. It is None if the claim is a figure; such a claim holds if one of
-    ``numbers`` equals its figure. ``figures`` are named as in the claim's correction.
+    ``holds`` says whether the claim holds. If it is None, the claim holds if one of ``numbers`` equals its figure;
+    without ``numbers``, if ``figures`` equal the recorded ones.
     """
 
     holds: bool | None
@@ -56,8 +56,14 @@ class CheckResult:
     numbers: tuple[float, ...] = ()
 
     def verdict(self, claim: Claim) -> ClaimVerdict:
-        holds = any(map(claim.quantity.is_met_by, self.numbers)) if self.numbers else self.holds
-        return NOT_TESTABLE if holds is None else HOLDS if holds else WRONG
+        holds = self.holds
+        if claim.reason:
+            return NOT_TESTABLE
+        if self.numbers:
+            holds = any(map(claim.quantity.is_met_by, self.numbers))
+        elif holds is None:
+            holds = all(self.figures.get(name) == value for name, value in claim.expected.items())
+        return HOLDS if holds else WRONG
 
 
 def holds_if(holds: bool, how: str, **figures: int | str) -> CheckResult:
@@ -73,9 +79,9 @@ def matches_figure(how: str, *numbers: float, **figures: int | str) -> CheckResu
     return CheckResult(None, how, figures, numbers)
 
 
-def as_expected(claim: Claim, how: str, **figures: int | str) -> CheckResult:
+def as_recorded(how: str, **figures: int | str) -> CheckResult:
     """The result for a claim about behaviour, which holds if the figures equal the recorded ones."""
-    return CheckResult(all(figures.get(name) == value for name, value in claim.expected.items()), how, figures)
+    return CheckResult(None, how, figures)
 
 
 def sizes(**counts: int) -> dict[str, str]:
@@ -96,11 +102,11 @@ _ARGUMENTS_BY_CLAIM = "arguments_by_claim"
 def check(*claim_ids: str, **arguments: Any) -> Callable[[Function], Function]:
     """Name the claims that a function checks, and the keyword arguments to call it with for these claims.
 
-    The function gets the incident's evidence, and the claim if it has a parameter ``claim``. Decorators stack::
+    The function gets the incident's evidence and these arguments. Decorators stack::
 
         @check("LOG-52", number=1, tokens=4096)
         @check("LOG-53", number=2, tokens=40_000)
-        def prints(evidence: Evidence, claim: Claim, number: int, tokens: int) -> CheckResult: ...
+        def prints(evidence: Evidence, number: int, tokens: int) -> CheckResult: ...
     """
     if not claim_ids or not all(isinstance(name, str) for name in claim_ids):
         raise ClaimsError('@check names the claims that the function checks: @check("LOG-12")')
@@ -123,9 +129,8 @@ class ClaimCheck:
     function: Callable[..., CheckResult]
     arguments: Mapping[str, Any]
 
-    def __call__(self, evidence: Any, claim: Claim) -> CheckResult:
-        takes_claim = "claim" in inspect.signature(self.function).parameters
-        return self.function(evidence, **self.arguments, **({"claim": claim} if takes_claim else {}))
+    def __call__(self, evidence: Any) -> CheckResult:
+        return self.function(evidence, **self.arguments)
 
 
 @dataclass(frozen=True)
@@ -226,7 +231,7 @@ def judge_claim(claim: Claim, check: ClaimCheck | None, evidence: Any) -> Judged
     """Judge one claim by its ``check``, or without one by its formula or its reason."""
     name = check.function.__name__ if check else ""
     try:
-        found = check(evidence, claim) if check else _without_check(claim, evidence.dims)
+        found = check(evidence) if check else _without_check(claim, evidence.dims)
         return compared_with_record(claim, found, name)
     except (ClaimsError, FormulaError):
         raise  # an error in the claims file, not in the check

@@ -12,11 +12,10 @@ import torch
 
 from ....ops.kda import kda
 from ....ops.kda.reported import precompute_updates, reported_kda
-from ...claims import Claim
 from ...decoder_parts import num_parameters
 from ...evidence import default_of, fixed_seed, raised, train_alone
 from ...incident import find_config, load_config
-from ...judging import ON_CPU, CheckResult, as_expected, check, holds_if, sizes
+from ...judging import ON_CPU, CheckResult, as_recorded, check, holds_if, sizes
 from .. import block as blocks
 from ..block import KDABlock
 from ..chunk_size import RECOMMENDED, validated_chunk_size
@@ -55,21 +54,21 @@ def chunks_by_default(evidence: Evidence) -> CheckResult:
 
 
 @check("KDA-15")
-def chunk_parameter(evidence: Evidence, claim: Claim) -> CheckResult:
+def chunk_parameter(evidence: Evidence) -> CheckResult:
     """Look for the parameter, and try sizes that are no number of tokens."""
     tensors = evidence.tensors(3)
     refused = [raised(reported_kda, *tensors, chunk_size=size) for size in (0, -1, 1.5)]
     there = "memory_chunk_size" in inspect.signature(precompute_updates).parameters
     parameter = "memory_chunk_size" if there else "none"
-    return as_expected(claim, SIGNATURES, parameter=parameter, refused=", ".join(refused))
+    return as_recorded(SIGNATURES, parameter=parameter, refused=", ".join(refused))
 
 
 @check("KDA-16")
-def block_parameter(evidence: Evidence, claim: Claim) -> CheckResult:
+def block_parameter(evidence: Evidence) -> CheckResult:
     """Read the parameter's default, and build a block with another value."""
     default = default_of(KDABlock, "memory_chunk_size")
     kept = KDABlock(8, 2, 4, memory_chunk_size=32, device="meta").memory_chunk_size
-    return as_expected(claim, SIGNATURES, default=str(default), kept=kept)
+    return as_recorded(SIGNATURES, default=str(default), kept=kept)
 
 
 @check("KDA-17")
@@ -82,7 +81,7 @@ def block_passes_it_on(evidence: Evidence) -> CheckResult:
 
 
 @check("KDA-18")
-def model_reads_it(evidence: Evidence, claim: Claim) -> CheckResult:
+def model_reads_it(evidence: Evidence) -> CheckResult:
     """Build models from a config with the key and from one without it, and read the chunk sizes of their blocks."""
     text = find_config(incident, Path("hn_xs.yaml")).read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
@@ -94,7 +93,7 @@ def model_reads_it(evidence: Evidence, claim: Claim) -> CheckResult:
         sizes = {block.memory_chunk_size for block in build_model(config.model, device="meta").blocks}
         found[name] = ", ".join(map(str, sizes))
     found["of_the_model"] = str(default_of(LanguageModel, KEY))
-    return as_expected(claim, "configs/hn_xs.yaml", **found)
+    return as_recorded("configs/hn_xs.yaml", **found)
 
 
 @check("KDA-19")
@@ -119,14 +118,14 @@ def configs_carry_it(evidence: Evidence) -> CheckResult:
 
 
 @check("KDA-22")
-def range_of_chunks(evidence: Evidence, claim: Claim) -> CheckResult:
+def range_of_chunks(evidence: Evidence) -> CheckResult:
     """Find which sizes are accepted silently, accepted with a warning, and refused."""
     answers: dict[str, list[str]] = {"silent": [], "warned": [], "refused": []}
     for size in (-1, 0, 16, 31, 32, 64, 128, 129, 256):
         with warnings.catch_warnings(record=True, action="always") as said:
             is_refused = raised(validated_chunk_size, size) == "ValueError"
         answers["refused" if is_refused else "warned" if said else "silent"].append(str(size))
-    return as_expected(claim, ON_CPU, **{name: ", ".join(given) for name, given in answers.items()})
+    return as_recorded(ON_CPU, **{name: ", ".join(given) for name, given in answers.items()})
 
 
 @check("KDA-30")

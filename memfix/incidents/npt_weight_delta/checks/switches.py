@@ -8,11 +8,10 @@ from ....errors import UsageError
 from ....laws import NAIVE
 from ....ops.npt_linear import FORMS, npt_linear
 from ....ops.npt_linear.contract import contract
-from ...claims import Claim
 from ...distributed import ALONE_ON_CPU
 from ...evidence import fixed_seed, raised, train_alone
 from ...incident import load_config
-from ...judging import METER, ON_CPU, CheckResult, as_expected, check, holds_if, sizes
+from ...judging import METER, ON_CPU, CheckResult, as_recorded, check, holds_if, sizes
 from ...training import Run
 from ..incident import incident
 from ..int8_linear import Int8Linear, make_8bit
@@ -96,12 +95,11 @@ def offload_switch(evidence: Evidence) -> CheckResult:
 
 
 @check("NPT-17")
-def mixed_precision(evidence: Evidence, claim: Claim) -> CheckResult:
+def mixed_precision(evidence: Evidence) -> CheckResult:
     """Build a run with the file's mixed precision, and try another value."""
     run = _run(evidence, file=OPTIMIZED)
     scale = run.train_step.loss_scale
-    return as_expected(
-        claim,
+    return as_recorded(
         f"configs/{OPTIMIZED}",
         precision=run.config.training.precision,
         loss_scale=str(scale.scale if scale else None),

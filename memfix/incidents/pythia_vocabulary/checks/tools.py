@@ -7,11 +7,10 @@ from unittest import mock
 import torch
 
 from ....errors import MemfixError
-from ...claims import Claim
 from ...distributed import joined
 from ...evidence import train_alone
 from ...incident import load_config
-from ...judging import ON_CPU, CheckResult, as_expected, check, holds_if
+from ...judging import ON_CPU, CheckResult, as_recorded, check, holds_if
 from ..attention import dense_attention, window_attention
 from ..incident import incident
 from ..model import create_pythia_70m
@@ -51,7 +50,7 @@ def options(evidence: Evidence) -> CheckResult:
 
 
 @check("PYT-19")
-def defaults(evidence: Evidence, claim: Claim) -> CheckResult:
+def defaults(evidence: Evidence) -> CheckResult:
     """Read the defaults of what the shorter command leaves out, and ask for a GPU that is not there."""
     config = evidence.config("training.device=cuda")
     with mock.patch.object(torch.cuda, "is_available", return_value=False):
@@ -60,8 +59,7 @@ def defaults(evidence: Evidence, claim: Claim) -> CheckResult:
                 refused = "taken"
         except MemfixError as error:
             refused = type(error).__name__
-    return as_expected(
-        claim,
+    return as_recorded(
         "configs/report.yaml",
         length=config.data.context_length,
         epochs=str(config.training.epochs),
