@@ -1,4 +1,4 @@
-"""Parts that the decoders of several incidents share: feed-forward, checkpointing, initialisation and loss."""
+"""The language model that several incidents share: feed-forward, checkpointing, initialisation and loss."""
 
 # B batch, T tokens, D width, V vocabulary
 
@@ -17,15 +17,20 @@ from ..meters.stages import stage
 from ..ops.linear_cross_entropy import linear_cross_entropy
 from .tokens import IGNORED
 
+# ends of the names of weights whose products are added to the hidden states
+RESIDUAL_WRITERS = ("out.weight", "down.weight")
+
+EMBEDDING = "embedding"  # the first stage of every language model
+
 
 class FeedForward(nn.Module):
     """SwiGLU: ``down(silu(gate(x)) * up(x))``."""
 
-    def __init__(self, width: int, ffn_width: int, where: dict[str, Any]) -> None:
+    def __init__(self, width: int, ffn_width: int) -> None:
         super().__init__()
-        self.gate = nn.Linear(width, ffn_width, bias=False, **where)
-        self.up = nn.Linear(width, ffn_width, bias=False, **where)
-        self.down = nn.Linear(ffn_width, width, bias=False, **where)
+        self.gate = nn.Linear(width, ffn_width, bias=False)
+        self.up = nn.Linear(width, ffn_width, bias=False)
+        self.down = nn.Linear(ffn_width, width, bias=False)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         out_BTD: torch.Tensor = self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
@@ -46,15 +51,82 @@ class PreNormLayer(nn.Module):
         return x_BTD + ffn_BTD
 
 
+class LanguageModel(nn.Module):
+    """``model(ids_BT, target_BT)`` is the sum of the losses of all targets that are not ignored.
+
+    ``positions`` is the number of rows of a learnt table of positions. With ``is_tied`` the head is the embedding.
+    """
+
+    loss_stage = "head and loss"
+    norm_is_in_loss_stage = False
+    draws = False
+    """Whether layers draw random numbers, as for dropout."""
+    too_long = "lower data.context_length"
+    """What to do about a sequence that is longer than the table of positions."""
+
+    def __init__(
+        self,
+        vocabulary: int,
+        width: int,
+        layers: Iterable[nn.Module],
+        *,
+        norm: Callable[[int], nn.Module] = nn.RMSNorm,
+        positions: int = 0,
+        is_tied: bool = False,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        super().__init__()
+        self.gradient_checkpointing = gradient_checkpointing
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(positions, width) if positions else None
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        if is_tied:
+            self.head.weight = self.embedding.weight
+        init_weights(self, len(self.layers))
+
+    def embed(self, ids_BT: torch.Tensor) -> torch.Tensor:
+        x_BTD: torch.Tensor = self.embedding(ids_BT)
+        return x_BTD
+
+    def layer_stage(self, number: int) -> str:
+        """The stage of layer ``number``, counted from 0."""
+        return layer_stage(number)
+
+    def hidden_states(self, ids_BT: torch.Tensor) -> torch.Tensor:
+        """The input of the head, ``[B, T, D]``."""
+        stage(EMBEDDING)
+        x_BTD = self.embed(ids_BT)
+        if self.positions is not None:
+            x_BTD = x_BTD + first_positions(self.positions, ids_BT.shape[-1], self.too_long)
+        for number, layer in enumerate(self.layers):
+            stage(self.layer_stage(number))
+            x_BTD = run_layer(layer, x_BTD, gradient_checkpointing=self.gradient_checkpointing, draws=self.draws)
+        if self.norm_is_in_loss_stage:
+            stage(self.loss_stage)
+        hidden_BTD: torch.Tensor = self.norm(x_BTD)
+        return hidden_BTD
+
+    def loss(self, hidden_BTD: torch.Tensor, target_BT: torch.Tensor) -> torch.Tensor:
+        return next_token_loss(hidden_BTD, self.head.weight, target_BT)
+
+    def forward(self, ids_BT: torch.Tensor, target_BT: torch.Tensor) -> torch.Tensor:
+        hidden_BTD = self.hidden_states(ids_BT)
+        if not self.norm_is_in_loss_stage:
+            stage(self.loss_stage)
+        return self.loss(hidden_BTD, target_BT)
+
+
 def num_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 @torch.no_grad()
-def init_weights(model: nn.Module, num_layers: int, residual_writers: tuple[str, ...]) -> None:
+def init_weights(model: nn.Module, num_layers: int) -> None:
     """Set norms to 1 and biases to 0, and draw matrices with a standard deviation of 0.02.
 
-    Weights whose names end in one of ``residual_writers`` are smaller by ``sqrt(2 * num_layers)``, as in GPT-2.
+    ``RESIDUAL_WRITERS`` are smaller by ``sqrt(2 * num_layers)``, as in GPT-2.
     """
     for name, parameter in model.named_parameters():
         if name.endswith(".bias"):
@@ -62,8 +134,7 @@ def init_weights(model: nn.Module, num_layers: int, residual_writers: tuple[str,
         elif "norm" in name:
             parameter.fill_(1.0)
         elif parameter.dim() > 1:
-            writes_residual = name.endswith(residual_writers)
-            parameter.normal_(std=0.02 / (2 * num_layers) ** 0.5 if writes_residual else 0.02)
+            parameter.normal_(std=0.02 / (2 * num_layers) ** 0.5 if name.endswith(RESIDUAL_WRITERS) else 0.02)
 
 
 def first_positions(table: nn.Embedding, num_tokens: int, remedy: str) -> torch.Tensor:
@@ -81,27 +152,19 @@ def layer_stage(number: int) -> str:
     return f"layer {number + 1}"
 
 
-def run_layers(
-    layers: Iterable[nn.Module], x_BTD: torch.Tensor, *, gradient_checkpointing: bool, draws: bool = False
-) -> torch.Tensor:
-    """Run all layers one after the other, each in a stage of its own."""
-    for number, layer in enumerate(layers):
-        stage(layer_stage(number))
-        x_BTD = run_layer(layer, x_BTD, gradient_checkpointing=gradient_checkpointing, draws=draws)
-    return x_BTD
-
-
 def run_layer(
-    layer: nn.Module, x_BTD: torch.Tensor, *, gradient_checkpointing: bool, draws: bool = False
+    layer: Callable[..., torch.Tensor],
+    *inputs: torch.Tensor | None,
+    gradient_checkpointing: bool = True,
+    draws: bool = False,
 ) -> torch.Tensor:
-    """``layer(x_BTD)``. With checkpointing, only its input is kept and the rest is recomputed in backward.
+    """``layer(*inputs)``. With checkpointing, only the inputs are kept and the rest is recomputed in backward.
 
     ``draws`` says that the layer draws random numbers, as for dropout: the recomputation then draws the same ones.
     """
-    if gradient_checkpointing and torch.is_grad_enabled():
-        out_BTD: torch.Tensor = checkpoint(layer, x_BTD, use_reentrant=False, preserve_rng_state=draws)
-    else:
-        out_BTD = layer(x_BTD)
+    if not (gradient_checkpointing and torch.is_grad_enabled()):
+        return layer(*inputs)
+    out_BTD: torch.Tensor = checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=draws)
     return out_BTD
 
 

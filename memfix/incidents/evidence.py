@@ -130,6 +130,11 @@ class Evidence:
         """The config of the report's run, or of ``file``, with keys overridden by ``section.key=value``."""
         return load_config(self.incident, file or self.incident.config, overrides)
 
+    def model(self, *overrides: str) -> Any:
+        """The model of a run, on the meta device."""
+        with torch.device("meta"):
+            return self.incident.build(self.config(*overrides))
+
     @functools.cache  # noqa: B019 (one evidence a process, and it lives as long)
     def profile(self, *overrides: str, world_size: int = 1) -> Profile:
         """The profile of a run's first step on one rank of ``world_size``, as ``memfix profile`` measures it."""

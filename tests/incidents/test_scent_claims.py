@@ -151,7 +151,7 @@ def test_a_checkpoint_that_draws_anew_is_seen(monkeypatch: pytest.MonkeyPatch) -
     def draws_anew(*args: Any, **options: Any) -> Any:
         return real(*args, **options | {"preserve_rng_state": False})
 
-    monkeypatch.setattr("memfix.incidents.scent_decoder.model.checkpoint", draws_anew)
+    monkeypatch.setattr("memfix.incidents.decoder_parts.checkpoint", draws_anew)
     assert judge("SCN-30").drift[0] == "recorded holds, now wrong"
 
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -71,36 +70,32 @@ class KDABlock(nn.Module):
         memory_chunk_size: int = DEFAULT_CHUNK_SIZE,
         kda_mode: str = SCAN,
         form: str = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.memory_chunk_size = validated_chunk_size(memory_chunk_size)
         self.attend = attend_of(kda_mode, form, self.memory_chunk_size)
         self.num_heads = num_heads
-        where: dict[str, Any] = {"device": device, "dtype": dtype}
         keys, values = num_heads * head_width, num_heads * (value_width or head_width)
-        self.norm = nn.RMSNorm(width, **where)
-        self.query = nn.Linear(width, keys, bias=False, **where)
-        self.key = nn.Linear(width, keys, bias=False, **where)
-        self.value = nn.Linear(width, values, bias=False, **where)
-        self.decay = nn.Linear(width, keys, bias=False, **where)
-        self.decay_bias = nn.Parameter(torch.empty(keys, **where))
-        self.log_rate = nn.Parameter(torch.empty(num_heads, **where))
-        self.beta = nn.Linear(width, num_heads, bias=False, **where)
-        self.gate = nn.Linear(width, values, bias=False, **where)
-        self.out_norm = nn.RMSNorm(values // num_heads, **where)
-        self.out = nn.Linear(values, width, bias=False, **where)
+        self.norm = nn.RMSNorm(width)
+        self.query = nn.Linear(width, keys, bias=False)
+        self.key = nn.Linear(width, keys, bias=False)
+        self.value = nn.Linear(width, values, bias=False)
+        self.decay = nn.Linear(width, keys, bias=False)
+        self.decay_bias = nn.Parameter(torch.empty(keys))
+        self.log_rate = nn.Parameter(torch.empty(num_heads))
+        self.beta = nn.Linear(width, num_heads, bias=False)
+        self.gate = nn.Linear(width, values, bias=False)
+        self.out_norm = nn.RMSNorm(values // num_heads)
+        self.out = nn.Linear(values, width, bias=False)
         self.init_decay()
 
     @torch.no_grad()
     def init_decay(self) -> None:
         """Spread the initial decays evenly over channels and heads, without random numbers."""
-        head_width, device = self.decay_bias.numel() // self.num_heads, self.decay_bias.device
-        steps_K = torch.logspace(*_FIRST_STEPS, head_width, device=device)
+        steps_K = torch.logspace(*_FIRST_STEPS, self.decay_bias.numel() // self.num_heads)
         # the inverse of softplus
         self.decay_bias.copy_(steps_K.expm1().log().repeat(self.num_heads))
-        self.log_rate.copy_(torch.linspace(*_FIRST_RATES, self.num_heads, device=device).log())
+        self.log_rate.copy_(torch.linspace(*_FIRST_RATES, self.num_heads).log())
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         normed_BTD = self.norm(x_BTD)

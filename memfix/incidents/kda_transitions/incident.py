@@ -4,10 +4,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -21,44 +20,15 @@ from ..decoder_parts import layer_stage
 from ..incident import Growth, Incident
 from ..measured_step import repeated_reading
 from ..profile import ReportedFigure
-from ..schema import setting
 from ..staged_reading import StagedReading
 from ..stand_in import StandIn, StandIns, kept_inputs, measure_footprint
 from ..step import Precision
 from ..tokens import TokenData, num_token_targets, token_batches
-from .block import KDA_MODES, REPLAYED, SCAN, SCAN_FORMS, SEQUENTIAL, attend_of
-from .chunk_size import DEFAULT_CHUNK_SIZE
-from .model import LanguageModel
+from .block import REPLAYED, SCAN, SEQUENTIAL, attend_of
+from .model import KDAModel, ModelConfig
 
 COMPARED = ("naive", "reported", "streamed", "wy")
 COMPARED_UP_TO = 1024  # tokens of a sequence: most forms loop over tokens, which takes minutes for longer sequences
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """The ``model`` section: the arguments of :class:`LanguageModel`, by name."""
-
-    layers: int = setting(low=1, about="number of layers, each a KDA block and a feed-forward")
-    width: int = setting(low=1, about="width of the hidden states")
-    heads: int = setting(low=1, about="heads per KDA block")
-    head_width: int = setting(low=1, about="dk: width of keys and queries per head")
-    value_width: int | None = setting(None, low=1, about="dv: width of values per head; null: the same as of keys")
-    ffn_width: int = setting(low=1, about="inner width of the feed-forward")
-    vocabulary: int = setting(low=2, about="number of different tokens")
-    kda_memory_chunk_size: int = setting(
-        DEFAULT_CHUNK_SIZE, low=1, about="tokens per chunk of the scan; a value outside 32 to 128 gives a warning"
-    )
-    kda_mode: str = setting(
-        SCAN, choices=KDA_MODES, about="scan computes states chunk by chunk, sequential token by token"
-    )
-    kda_form: str = setting(
-        "auto", choices=SCAN_FORMS, about="form of the scan; naive and reported are the report's own code"
-    )
-
-
-def build_model(config: ModelConfig, *, gradient_checkpointing: bool = False, **where: Any) -> LanguageModel:
-    """Build the model that ``config`` describes. ``where`` may hold a device and a dtype."""
-    return LanguageModel(**dataclasses.asdict(config), gradient_checkpointing=gradient_checkpointing, **where)
 
 
 def op_name(config: RunConfig) -> str:
@@ -93,7 +63,7 @@ def _stand_ins(config: RunConfig, meter: Meter, say: Say) -> StandIns | None:
     stand_in = StandIn(footprint, kept_inputs(meter, of_v_first, _shapes(config, few)))
 
     def put_into(model: torch.nn.Module) -> None:
-        for block in cast(LanguageModel, model).blocks:
+        for block in cast(KDAModel, model).blocks:
             block.attend = lambda q, k, v, g, beta: stand_in(v, q, k, g, beta)
 
     is_many_nodes = model.kda_mode == SEQUENTIAL or model.kda_form in REPLAYED
@@ -199,7 +169,7 @@ incident = Incident(
     package=__package__,
     model_schema=ModelConfig,
     data_schema=TokenData,
-    build=lambda config: build_model(config.model, gradient_checkpointing=config.training.gradient_checkpointing),
+    build=KDAModel,
     data=lambda config: token_batches(config.data, config.model.vocabulary),
     loss=lambda model, batch: model(*batch),
     num_targets=num_token_targets,

@@ -12,8 +12,7 @@ import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,27 +25,14 @@ from ...ops.rope import RotaryEmbedding
 from ...progress import Say
 from ...units import GiB, format_bytes
 from ..config import RunConfig
-from ..decoder_parts import FeedForward
+from ..decoder_parts import EMBEDDING, FeedForward
 from ..incident import Growth, Incident
 from ..profile import BACKWARD, GRADIENTS, OPTIMIZER, PARAMETERS, STATES, ReportedFigure
-from ..schema import setting
 from ..staged_reading import Asides, StagedReading, on_first_output
 from ..stand_in import Footprint, StandIn, StandIns, measure_footprint
 from ..step import Precision
-from ..tokens import TokenBatch, TokenData, labelled_batches, num_token_targets
-from .model import (
-    ATTENTION_TYPES,
-    EMBEDDING,
-    LOSS_FORMS,
-    SIZES,
-    AttentionKind,
-    Decoder,
-    ModelSize,
-    SparseAttend,
-    build_model,
-    next_labels,
-    private_tables,
-)
+from ..tokens import IGNORED, TokenBatch, TokenData, labelled_batches, num_token_targets
+from .model import NSA, Attention, Decoder, ModelConfig, ModelSize, next_labels, private_tables
 
 ROPE_TABLES = "with a RoPE table in every layer"
 WHOLE_LAYER = "first layer, all kept"
@@ -61,46 +47,10 @@ REPORT_CAPACITY_BYTES = int(94.97 * GiB)
 WARMUP_TOKENS = 64
 
 
-@dataclass(frozen=True)
-class ModelConfig:
-    """The ``model`` section."""
-
-    size: str = setting(choices=SIZES, about="the decoder, by its size")
-    attention_type: str = setting(
-        "nsa",
-        choices=ATTENTION_TYPES,
-        about="nsa is native sparse attention; dense is causal attention to all tokens before",
-    )
-    loss_form: str = setting(
-        "auto",
-        choices=LOSS_FORMS,
-        about="form of linear_cross_entropy; auto chooses a chunked form at any length; reported is the report's fix",
-    )
-    rows_per_chunk: int | None = setting(
-        None, low=1, about="tokens per chunk of the loss; null: the form's own default"
-    )
-
-
-def _size(config: RunConfig) -> ModelSize:
-    return SIZES[config.model.size]
-
-
-def _build(config: RunConfig) -> Decoder:
-    model = config.model
-    return build_model(
-        model.size,
-        attention_type=model.attention_type,
-        gradient_checkpointing=config.training.gradient_checkpointing,
-        loss_form=model.loss_form,
-        rows_per_chunk=model.rows_per_chunk,
-        rotate=RotaryEmbedding(_size(config).head_width, max_positions=config.data.context_length),
-    )
-
-
 def _loss(model: torch.nn.Module, batch: TokenBatch) -> torch.Tensor:
     ids_BT1, labels_BT1 = batch
     stage(EMBEDDING)  # begins here, because a sharded model gathers its outermost parameters before its forward
-    loss: torch.Tensor = model(ids_BT1[:, :-1], labels_BT1, reduction="sum")
+    loss: torch.Tensor = model(ids_BT1[:, :-1], labels_BT1)
     return loss
 
 
@@ -118,7 +68,7 @@ def _describe(config: RunConfig) -> list[str]:
 # ---------------------------------------------------------------- simulated once instead of in every layer
 def _stand_ins(config: RunConfig, meter: Meter, say: Say) -> StandIns | None:
     """Stand-ins for rotation and sparse attention, which run many small operators in every layer."""
-    size, batch, tokens = _size(config), config.batch_size, config.data.context_length
+    size, batch, tokens = config.model.shape, config.batch_size, config.data.context_length
     if tokens <= WARMUP_TOKENS:
         return None
     dtype = Precision.named(config.training.precision).compute
@@ -140,14 +90,15 @@ def _stand_ins(config: RunConfig, meter: Meter, say: Say) -> StandIns | None:
         turned: torch.Tensor = in_place.get(tuple(x.shape), rope)(x)
         return turned
 
-    sparse_attend: SparseAttend = nsa
-    if config.model.attention_type == "nsa":
+    sparse_attend: Callable[..., torch.Tensor] = nsa
+    if config.model.attention_type == NSA:
         footprints["nsa"] = _nsa_footprint(size, (query_shape, key_shape), dtype, meter)
         sparse_attend = _as_nsa(StandIn(footprints["nsa"], keeps_inputs=True))
 
     def put_into(model: torch.nn.Module) -> None:
-        for layer in cast(Decoder, model).layers:
-            cast(Any, layer).attention.kind = AttentionKind(config.model.attention_type, rotate, sparse_attend)
+        for module in model.modules():
+            if isinstance(module, Attention):
+                module.rotate, module.sparse_attend = rotate, sparse_attend
 
     notes = dict.fromkeys(note for footprint in footprints.values() for note in footprint.notes)
     return StandIns(put_into, footprints, tuple(notes))
@@ -168,7 +119,7 @@ def _nsa_footprint(
     return measure_footprint(meter, attend, of_inputs, keeps_tables=False)
 
 
-def _as_nsa(stand_in: StandIn) -> SparseAttend:
+def _as_nsa(stand_in: StandIn) -> Callable[..., torch.Tensor]:
     def attend(*tensors: torch.Tensor, position_embedding: torch.Tensor, **sizes: Any) -> torch.Tensor:
         return stand_in(*tensors, position_embedding)
 
@@ -179,7 +130,7 @@ def _as_nsa(stand_in: StandIn) -> SparseAttend:
 @contextlib.contextmanager
 def _asides(model: Decoder, batch: TokenBatch, asides: Asides) -> Iterator[None]:
     """Try what the report did, in hooks on the model's modules, and drop the results."""
-    num_tokens, weight_VD = batch[0].shape[1] - 1, model.head.weight
+    num_tokens = batch[0].shape[1] - 1
 
     def whole_layer(x_BTD: torch.Tensor) -> None:
         asides.attempt(WHOLE_LAYER, lambda: model.layers[0](x_BTD))
@@ -191,18 +142,19 @@ def _asides(model: Decoder, batch: TokenBatch, asides: Asides) -> Iterator[None]
 
     def gradients(loss_of: Callable[..., torch.Tensor], hidden_BTD: torch.Tensor, backward_name: str) -> object:
         target_N = next_labels(batch[1], num_tokens).flatten()
+        weight_VD = model.head.weight  # inside the step, where it may be a copy in the compute dtype
         loss = loss_of(hidden_BTD.flatten(0, 1), weight_VD, target_N)
         return asides.gradients(backward_name, loss, (hidden_BTD, weight_VD))
 
-    size, device, dtype = model.size, weight_VD.device, weight_VD.dtype
-    asides.attempt(ROPE_TABLES, lambda: private_tables(size, num_tokens, device=device, dtype=dtype))
+    size, weight = model.config.shape, model.head.weight
+    asides.attempt(ROPE_TABLES, lambda: private_tables(size, num_tokens, device=weight.device, dtype=weight.dtype))
     with on_first_output(model.embedding, whole_layer), on_first_output(model.norm, other_losses):
         yield
 
 
 def _standard_loss(hidden_ND: torch.Tensor, weight_VD: torch.Tensor, target_N: torch.Tensor) -> torch.Tensor:
     """The loss as the report's old code computes it."""
-    return F.cross_entropy(F.linear(hidden_ND, weight_VD), target_N, ignore_index=-100)
+    return F.cross_entropy(F.linear(hidden_ND, weight_VD), target_N, ignore_index=IGNORED)
 
 
 # ---------------------------------------------------------------- beside the report
@@ -286,14 +238,14 @@ incident = Incident(
     package=__package__,
     model_schema=ModelConfig,
     data_schema=TokenData,
-    build=_build,
-    data=lambda config: labelled_batches(config.data, _size(config).vocabulary),
+    build=Decoder,
+    data=lambda config: labelled_batches(config.data, config.model.shape.vocabulary),
     loss=_loss,
     num_targets=_num_targets,
     layers=lambda model: model.layers,
     config="report.yaml",
     grows=(
-        Growth("data.context_length", "tokens", lambda config: max(64, _size(config).context_length // 128)),
+        Growth("data.context_length", "tokens", lambda config: max(64, config.model.shape.context_length // 128)),
         Growth("training.batch_size", "sequences"),
     ),
     describe=_describe,

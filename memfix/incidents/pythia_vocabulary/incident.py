@@ -23,7 +23,7 @@ from ..staged_reading import Asides, StagedReading, on_first_output
 from ..tokens import TokenBatch, num_token_targets
 from .calculator import breakdown
 from .data import TextData, open_windows
-from .model import GATHER, LOSS, ONE_HOT, STANDARD, Pythia, PythiaConfig, logits_loss, one_hot_embedding
+from .model import GATHER, ONE_HOT, STANDARD, Pythia, PythiaConfig, logits_loss, one_hot_embedding
 
 ONE_HOT_EMBEDDING, ONE_HOT_LOSS = "embedding, one-hot", "loss, one-hot"
 ONE_HOT_EMBEDDING_BACKWARD, ONE_HOT_LOSS_BACKWARD = "embedding, one-hot: backward", "loss, one-hot: backward"
@@ -78,12 +78,14 @@ def _reported_figures(measured: StagedReading) -> Mapping[str, ReportedFigure]:
     if not is_of_the_report(measured.config):
         return {}
     model = measured.config.model
-    kept = measured.stages[LOSS].end_bytes - measured.stages[PARAMETERS].end_bytes
+    kept = measured.stages[Pythia.loss_stage].end_bytes - measured.stages[PARAMETERS].end_bytes
     return {
         PARAMETERS: ReportedFigure(
             "304 MB", f"a layer has {model.layer_params / 1e6:.2f}M parameters, not 11M", "PYT-28, PYT-30"
         ),
-        LOSS: ReportedFigure("~2 GB", f"{format_bytes(kept)} are kept for backward, logits included", "PYT-34, PYT-44"),
+        Pythia.loss_stage: ReportedFigure(
+            "~2 GB", f"{format_bytes(kept)} are kept for backward, logits included", "PYT-34, PYT-44"
+        ),
         OPTIMIZER: ReportedFigure("608 MB", "two moments of the right number of parameters", "PYT-33"),
     }
 

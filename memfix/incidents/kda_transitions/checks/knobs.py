@@ -19,8 +19,8 @@ from ...judging import ON_CPU, CheckResult, as_recorded, check, holds_if, sizes
 from .. import block as blocks
 from ..block import KDABlock
 from ..chunk_size import RECOMMENDED, validated_chunk_size
-from ..incident import ModelConfig, build_model, incident
-from ..model import LanguageModel
+from ..incident import incident
+from ..model import KDAModel, ModelConfig
 from .evidence import SUBTRACTION, Evidence
 
 SIGNATURES, CONFIGS = "signatures", "configs/hn_xs.yaml and hn_s.yaml"
@@ -67,7 +67,7 @@ def chunk_parameter(evidence: Evidence) -> CheckResult:
 def block_parameter(evidence: Evidence) -> CheckResult:
     """Read the parameter's default, and build a block with another value."""
     default = default_of(KDABlock, "memory_chunk_size")
-    kept = KDABlock(8, 2, 4, memory_chunk_size=32, device="meta").memory_chunk_size
+    kept = KDABlock(8, 2, 4, memory_chunk_size=32).memory_chunk_size
     return as_recorded(SIGNATURES, default=str(default), kept=kept)
 
 
@@ -90,9 +90,9 @@ def model_reads_it(evidence: Evidence) -> CheckResult:
         without = load_config(incident, path, SHRUNKEN)
     found = {}
     for name, config in (("given", evidence.config(*SHRUNKEN, f"model.{KEY}=32")), ("missing", without)):
-        sizes = {block.memory_chunk_size for block in build_model(config.model, device="meta").blocks}
+        sizes = {block.memory_chunk_size for block in KDAModel(config).blocks}
         found[name] = ", ".join(map(str, sizes))
-    found["of_the_model"] = str(default_of(LanguageModel, KEY))
+    found["of_the_model"] = str(default_of(ModelConfig, KEY))
     return as_recorded("configs/hn_xs.yaml", **found)
 
 
@@ -107,8 +107,7 @@ def configs_carry_it(evidence: Evidence) -> CheckResult:
         if line.strip().startswith(f"{KEY}:")
     ]
     defaults = {
-        ModelConfig.__dataclass_fields__[KEY].default,
-        default_of(LanguageModel, KEY),
+        default_of(ModelConfig, KEY),
         default_of(KDABlock, "memory_chunk_size"),
         default_of(kda, "chunk_size"),
     }
@@ -159,7 +158,7 @@ def architecture_unchanged(evidence: Evidence) -> CheckResult:
     for form, size in settings:
         config = evidence.config(*SHRUNKEN, f"model.{KEY}={size}", f"model.kda_form={form}")
         with fixed_seed(), warnings.catch_warnings(action="ignore"):
-            model = build_model(config.model, dtype=torch.float64)
+            model = KDAModel(config).double()
         shapes.add(tuple((name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()))
         losses.append(model(ids_BT, ids_BT).detach())
     spread = float(torch.stack(losses).std() / losses[0])

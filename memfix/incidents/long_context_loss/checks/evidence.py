@@ -14,8 +14,9 @@ from ....contract import Contract
 from ....registry import contracts
 from ....units import GiB
 from ... import evidence
+from ...decoder_parts import num_parameters
 from ..incident import REPORT_CAPACITY_BYTES
-from ..model import SIZES, Decoder, build_model, private_tables
+from ..model import SIZES, private_tables
 
 SIZE = SIZES["4B"]
 CAPACITY_BYTES = REPORT_CAPACITY_BYTES
@@ -57,13 +58,9 @@ class Evidence(evidence.Evidence):
 
     # ---------------------------------------------------------------- the model
     @functools.cached_property
-    def model(self) -> Decoder:
-        """The report's model, on the meta device."""
-        return build_model("4B", device="meta", dtype=torch.bfloat16)
-
-    @property
     def parameter_bytes(self) -> int:
-        return sum(parameter.nbytes for parameter in self.model.parameters())
+        """The bytes of the report's model, in bfloat16."""
+        return 2 * num_parameters(self.model())
 
     @functools.cached_property
     def table_bytes(self) -> int:

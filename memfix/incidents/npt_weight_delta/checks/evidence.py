@@ -40,7 +40,8 @@ class Evidence(evidence.Evidence):
 
 def model(size: str) -> Decoder:
     """A model of the report, on the meta device."""
-    return Decoder(SIZES[size], device="meta")
+    with torch.device("meta"):
+        return Decoder(SIZES[size])
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -4,12 +4,10 @@
 
 from __future__ import annotations
 
-import functools
-
 from ... import evidence
 from ...decoder_parts import num_parameters
 from ...profile import PARAMETERS
-from ..model import LOSS, Pythia, create_pythia_70m
+from ..model import Pythia
 
 ORIGINAL_WORDS = 50_000  # in the vocabulary before the fix, by the report
 DENSE = "model.use_sparse_attention=false"  # as the report's breakdown counts; its command trains with sparse attention
@@ -36,20 +34,14 @@ class Evidence(evidence.Evidence):
             "V": model.vocab_size, "e": 4,
         }  # fmt: skip
 
-    @functools.lru_cache(maxsize=4)  # noqa: B019 (one evidence a process, and it lives as long)
-    def model(self, words: int = 10_000) -> Pythia:
-        """The report's model, on the meta device."""
-        model, _ = create_pythia_70m(words, False, "meta")
-        return model
-
     def parameters(self, words: int = 10_000) -> int:
         """The number of parameters, counted over the model's tensors."""
-        return num_parameters(self.model(words))
+        return num_parameters(self.model(f"model.vocab_size={words}"))
 
     def kept_for_backward(self, *overrides: str) -> int:
         """The bytes that a forward keeps for backward, the log-probabilities included."""
         rows = self.rows(*overrides)
-        return rows[LOSS].stage.end_bytes - rows[PARAMETERS].stage.end_bytes
+        return rows[Pythia.loss_stage].stage.end_bytes - rows[PARAMETERS].stage.end_bytes
 
     def alive_at_peak(self, stage: str, *overrides: str) -> list[int]:
         """The sizes of all tensors that are alive at the peak of a stage."""

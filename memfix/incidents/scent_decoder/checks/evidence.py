@@ -12,7 +12,6 @@ from torch import nn
 
 from ....laws import NAIVE
 from ... import evidence
-from ..incident import incident
 from ..layers import Attention, FeedForward, PreNorm
 
 # overrides that give the report's config a tiny model, which runs on a CPU
@@ -34,11 +33,6 @@ class Evidence(evidence.Evidence):
             "B": config.batch_size, "N": positions, "M": model.latent_tokens, "D": model.hidden_dim, "H": model.heads,
             "F": model.feature_dim, "e": 4,
         }  # fmt: skip
-
-    def model(self, *overrides: str) -> Any:
-        """The report's model, on the meta device."""
-        with torch.device("meta"):
-            return incident.build(self.config(*overrides))
 
     def held(self, layer: Callable[[int], nn.Module], dtype: torch.dtype = torch.float32, **dims: int) -> int:
         """The bytes that a layer of width D holds for backward at the report's dims, without its input."""
