@@ -31,6 +31,7 @@ DECIMAL_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 # B is 10**9, as in 3.92B parameters; no report counts single bytes
 _UNITS: dict[str, float] = {**BYTE_UNITS, **DECIMAL_UNITS, "K": 10**3, "M": 10**6, "B": 10**9, "x": 1, "%": 0.01}
 _QUANTITY = re.compile(r"~?(\d+(?:\.(\d+))?)(?:-(\d+(?:\.\d+)?))? ?([KMGT]i?B|[KMBx%])")
+_SOURCE = re.compile(r"(.+), lines? (.+)")
 
 
 class ClaimsError(MemfixError):
@@ -113,7 +114,7 @@ def parsed_claims(text: str) -> list[Claim]:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ClaimsError(f"{CLAIMS_FILE}: {error}") from None
-    known = Claim.__dataclass_fields__.keys() - {"id"}
+    known = Claim.__dataclass_fields__.keys() - {"id", "section", "lines"} | {"source"}
     claims = []
     for name, data in tables.items():
         if not isinstance(data, dict):
@@ -122,10 +123,13 @@ def parsed_claims(text: str) -> list[Claim]:
             raise ClaimsError(f'{name}: remove check = {data["check"]!r} and write @check("{name}") over that function')
         for key in data.keys() - known:
             raise ClaimsError(f"{name}: unknown key {key!r}{did_you_mean(key, known)}")
-        missing = [key for key in ("section", "lines", "statement", "verdict") if key not in data]
+        missing = [key for key in ("source", "statement", "verdict") if key not in data]
         if missing:
             raise ClaimsError(f"{name}: {', '.join(missing)} missing")
-        claims.append(Claim(name, **data))
+        source = _SOURCE.fullmatch(data.pop("source"))
+        if source is None:
+            raise ClaimsError(f"{name}: write source as 'Summary, line 3' or 'Summary, lines 3-5, 9'")
+        claims.append(Claim(name, *source.groups(), **data))
     return claims
 
 

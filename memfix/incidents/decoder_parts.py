@@ -33,8 +33,7 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(ffn_width, width, bias=False)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        out_BTD: torch.Tensor = self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
-        return out_BTD
+        return self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
 
 
 class PreNormLayer(nn.Module):
@@ -47,8 +46,7 @@ class PreNormLayer(nn.Module):
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD))
-        ffn_BTD: torch.Tensor = self.ffn(self.ffn_norm(x_BTD))
-        return x_BTD + ffn_BTD
+        return x_BTD + self.ffn(self.ffn_norm(x_BTD))
 
 
 class LanguageModel(nn.Module):
@@ -87,8 +85,7 @@ class LanguageModel(nn.Module):
         init_weights(self, len(self.layers))
 
     def embed(self, ids_BT: torch.Tensor) -> torch.Tensor:
-        x_BTD: torch.Tensor = self.embedding(ids_BT)
-        return x_BTD
+        return self.embedding(ids_BT)
 
     def layer_stage(self, number: int) -> str:
         """The stage of layer ``number``, counted from 0."""
@@ -105,8 +102,7 @@ class LanguageModel(nn.Module):
             x_BTD = run_layer(layer, x_BTD, gradient_checkpointing=self.gradient_checkpointing, draws=self.draws)
         if self.norm_is_in_loss_stage:
             stage(self.loss_stage)
-        hidden_BTD: torch.Tensor = self.norm(x_BTD)
-        return hidden_BTD
+        return self.norm(x_BTD)
 
     def loss(self, hidden_BTD: torch.Tensor, target_BT: torch.Tensor) -> torch.Tensor:
         return next_token_loss(hidden_BTD, self.head.weight, target_BT)
@@ -164,8 +160,7 @@ def run_layer(
     """
     if not (gradient_checkpointing and torch.is_grad_enabled()):
         return layer(*inputs)
-    out_BTD: torch.Tensor = checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=draws)
-    return out_BTD
+    return checkpoint(layer, *inputs, use_reentrant=False, preserve_rng_state=draws)
 
 
 def next_token_loss(

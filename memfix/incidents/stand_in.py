@@ -107,8 +107,7 @@ class StandIn:
     keeps_inputs: bool | tuple[bool, ...]
 
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = _TakeMemory.apply(self, *tensors)
-        return out
+        return _TakeMemory.apply(self, *tensors)
 
     def kept(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The ``tensors`` that backward needs."""

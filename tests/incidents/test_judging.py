@@ -38,8 +38,7 @@ from memfix.units import GiB
 
 CLAIM = """
 [X-1]
-section = "Summary"
-lines = "1"
+source = "Summary, line 1"
 statement = "It takes 1 GiB"
 claimed = "1 GiB"
 verdict = "holds"
@@ -99,14 +98,15 @@ def test_a_formula_may_count_instead_of_sizing() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("lines =", "line =", "X-1: unknown key 'line'; did you mean 'lines'?"),
-        ('lines = "1"\n', "", "X-1: lines missing"),
+        ("source =", "sources =", "X-1: unknown key 'sources'; did you mean 'source'?"),
+        ('source = "Summary, line 1"\n', "", "X-1: source missing"),
+        ("line 1", "1", "X-1: write source as 'Summary, line 3' or 'Summary, lines 3-5, 9'"),
         ('"holds"', '"hold"', "X-1: unknown verdict 'hold'; did you mean 'holds'?"),
         ('formula = "GiB"', 'formula = "GiB"\nreason = "so"', "X-1: has a formula and a reason why it cannot be"),
         ('formula = "GiB"', 'check = "so"', "X-1: remove check = 'so' and write @check(\"X-1\") over that function"),
         ("expected = { bytes = 1073741824 }", "", "X-1: expected is empty: name a figure"),
         ('claimed = "1 GiB"', "", "cannot read '' as a size"),
-        ("[X-1]", CLAIM + "[X-1]", "claims.toml: Cannot declare ('X-1',) twice (at line 11"),
+        ("[X-1]", CLAIM + "[X-1]", "claims.toml: Cannot declare ('X-1',) twice (at line 10"),
         ("[X-1]", "X-0 = 1\n[X-1]", "X-0: a claim is a table of keys; write [X-0] above them"),
     ],
 )

@@ -101,8 +101,7 @@ class KDABlock(nn.Module):
         normed_BTD = self.norm(x_BTD)
         mixed_BTHV = self._mixed(normed_BTD)
         gate_BTHV = self._heads(self.gate(normed_BTD)).sigmoid()
-        out_BTD: torch.Tensor = self.out((self.out_norm(mixed_BTHV) * gate_BTHV).flatten(-2))
-        return x_BTD + out_BTD
+        return x_BTD + self.out((self.out_norm(mixed_BTHV) * gate_BTHV).flatten(-2))
 
     def _mixed(self, x_BTD: torch.Tensor) -> torch.Tensor:
         return self.attend(

@@ -58,8 +58,7 @@ class Layer(nn.Module):
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         x_BTD = self.kda(x_BTD)
-        ffn_BTD: torch.Tensor = self.ffn(self.ffn_norm(x_BTD))
-        return x_BTD + ffn_BTD
+        return x_BTD + self.ffn(self.ffn_norm(x_BTD))
 
 
 class KDAModel(LanguageModel):

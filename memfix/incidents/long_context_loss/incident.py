@@ -50,8 +50,7 @@ WARMUP_TOKENS = 64
 def _loss(model: torch.nn.Module, batch: TokenBatch) -> torch.Tensor:
     ids_BT1, labels_BT1 = batch
     stage(EMBEDDING)  # begins here, because a sharded model gathers its outermost parameters before its forward
-    loss: torch.Tensor = model(ids_BT1[:, :-1], labels_BT1)
-    return loss
+    return model(ids_BT1[:, :-1], labels_BT1)
 
 
 def _num_targets(batch: TokenBatch) -> int:
@@ -87,8 +86,7 @@ def _stand_ins(config: RunConfig, meter: Meter, say: Say) -> StandIns | None:
 
     def rotate(x: torch.Tensor) -> torch.Tensor:
         # other shapes than a whole batch's take the real RoPE, whose table the warm-up must make
-        turned: torch.Tensor = in_place.get(tuple(x.shape), rope)(x)
-        return turned
+        return in_place.get(tuple(x.shape), rope)(x)
 
     sparse_attend: Callable[..., torch.Tensor] = nsa
     if config.model.attention_type == NSA:

@@ -127,8 +127,7 @@ class Attention(nn.Module):
         v_BTGK = self.value(x_BTD).unflatten(-1, (self.size.kv_heads, self.size.head_width))
         attend = self._sparse if self.is_sparse else self._dense
         mixed_BTHK: torch.Tensor = attend(x_BTD, q_BTHK, k_BTGK, v_BTGK)
-        out_BTD: torch.Tensor = self.out(mixed_BTHK.flatten(-2))
-        return out_BTD
+        return self.out(mixed_BTHK.flatten(-2))
 
     def _dense(
         self, x_BTD: torch.Tensor, q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor

@@ -83,8 +83,7 @@ class Attention(nn.Module):
         # enable_gqa=True rules out kernels that keep no scores, even if no heads are grouped
         is_grouped = self.size.kv_heads != self.size.heads
         mixed_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=is_grouped)
-        out_BTD: torch.Tensor = self.out(mixed_BHTK.transpose(1, 2).flatten(-2))
-        return out_BTD
+        return self.out(mixed_BHTK.transpose(1, 2).flatten(-2))
 
 
 class GeluFeedForward(nn.Module):
@@ -96,8 +95,7 @@ class GeluFeedForward(nn.Module):
         self.down = nn.Linear(ffn_width, width)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        out_BTD: torch.Tensor = self.down(F.gelu(self.up(x_BTD), approximate="tanh"))
-        return out_BTD
+        return self.down(F.gelu(self.up(x_BTD), approximate="tanh"))
 
 
 class Decoder(LanguageModel):

@@ -122,8 +122,7 @@ class Attention(nn.Module):
             out_BHTK = window_attention(q_BHTK, k_BHTK, v_BHTK, window=self.config.window, dropout=dropout)
         else:
             out_BHTK = dense_attention(q_BHTK, k_BHTK, v_BHTK, dropout=dropout)
-        out_BTD: torch.Tensor = self.out(out_BHTK.transpose(1, 2).flatten(-2))
-        return out_BTD
+        return self.out(out_BHTK.transpose(1, 2).flatten(-2))
 
 
 class Layer(nn.Module):
@@ -141,8 +140,7 @@ class Layer(nn.Module):
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         attended_BTD = self.dropout(self.attention(self.attention_norm(x_BTD)))
         ffn_BTD = self.dropout(self.ffn_down(F.gelu(self.ffn_up(self.ffn_norm(x_BTD)))))
-        added_BTD: torch.Tensor = x_BTD + attended_BTD + ffn_BTD
-        return added_BTD
+        return x_BTD + attended_BTD + ffn_BTD
 
 
 class Pythia(LanguageModel):

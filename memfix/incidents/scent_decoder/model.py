@@ -184,8 +184,7 @@ class ScentModel(nn.Module):
         for skip, block in zip(skips[1:], self.hv_lins, strict=True):
             values.append(self._run([block], values[-1] + skip, latents_BMC))
         stage(OUTPUT)
-        channels: torch.Tensor = sum(lin(value) for lin, value in zip(self.out_lins, values, strict=True))
-        return channels
+        return sum(lin(value) for lin, value in zip(self.out_lins, values, strict=True))
 
     def forward(self, images_BPRR: torch.Tensor, coordinates_BNA: torch.Tensor) -> torch.Tensor:
         latents_BMC = self.latents(images_BPRR)

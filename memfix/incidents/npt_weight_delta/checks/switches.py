@@ -36,8 +36,7 @@ def tuples(evidence: Evidence) -> CheckResult:
 
     def out(hidden: object, attention: object) -> torch.Tensor:
         layer.remember(layer, (), attention)
-        result: torch.Tensor = layer(hidden)
-        return result
+        return layer(hidden)
 
     ways = [(h, x) for h in (hidden, (hidden,), (hidden, None)) for x in (attention, (attention,), (attention, None))]
     equal = all(torch.equal(out(*way), out(hidden, attention)) for way in ways)
