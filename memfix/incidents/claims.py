@@ -129,7 +129,7 @@ def parsed_claims(text: str) -> list[Claim]:
         source = _SOURCE.fullmatch(data.pop("source"))
         if source is None:
             raise ClaimsError(f"{name}: write source as 'Summary, line 3' or 'Summary, lines 3-5, 9'")
-        claims.append(Claim(name, *source.groups(), **data))
+        claims.append(Claim(name, section=source[1], lines=source[2], **data))
     return claims
 
 

@@ -158,6 +158,11 @@ class Evidence:
         self.say(f"{self.incident_name}: {name}")
         return run_bytes(self.incident, run, self.meter, self.say)
 
+    def train(self, *overrides: str, file: str = "") -> list[StepReport]:
+        """Train as ``memfix train`` does, in this process on the CPU, and return the reports of all steps."""
+        with fixed_seed():
+            return list(train(self.incident, self.config(*overrides, file=file), ALONE_ON_CPU))
+
     # ---------------------------------------------------------------- results of a GPU
     def h200(self, file: str, key: str, *, command: str) -> Any:
         """The value that ``command`` recorded on the H200 under ``key`` of a JSON file in the repository."""
@@ -166,6 +171,10 @@ class Evidence:
         if not found:
             raise NotMeasured(f"needs a GPU: {command}")
         return found
+
+    def comparison(self, op: str, table: str) -> Any:
+        """The entries that ``benchmarks.compare`` recorded on the H200 for a table of an op."""
+        return self.h200(f"{op}_{table}.json", "speed", command=f"python -m benchmarks.compare {op} --table {table}")
 
     def run_times_s(self, name: str) -> tuple[float, ...]:
         """The seconds of a later step of the run ``name`` of the report's table on the H200, sorted."""
@@ -201,12 +210,6 @@ def raised(function: Callable[..., object], *args: object, **options: object) ->
 
 def default_of(function: Callable[..., object], parameter: str) -> Any:
     return inspect.signature(function).parameters[parameter].default
-
-
-def train_alone(incident: Incident, config: RunConfig) -> list[StepReport]:
-    """Train as ``memfix train`` does, in this process on the CPU, and return the reports of all steps."""
-    with fixed_seed():
-        return list(train(incident, config, ALONE_ON_CPU))
 
 
 @contextlib.contextmanager

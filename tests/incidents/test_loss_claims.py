@@ -12,8 +12,7 @@ import torch
 from judged_claims import check_of, claims_of, evidence_of, judged
 
 from memfix.incidents.claims import HOLDS, NOT_TESTABLE, WRONG, counts
-from memfix.incidents.long_context_loss.checks import Evidence, loss_values, rope
-from memfix.incidents.long_context_loss.checks.evidence import TINY
+from memfix.incidents.long_context_loss.checks import TINY, Evidence, loss_values, rope
 from memfix.laws import Phase
 from memfix.units import format_bytes
 

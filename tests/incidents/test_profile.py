@@ -305,7 +305,9 @@ def test_the_reports_step_has_the_reports_sizes() -> None:
     def outputs_only(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
         given = [*tensors, *(t for t in options.values() if isinstance(t, torch.Tensor))]
         out_bytes = tensors[0].nbytes
-        return StandIn(Footprint(out_bytes, out_bytes, sum(t.nbytes for t in given)), keeps_inputs=True)(*given)
+        return StandIn(Footprint(out_bytes, out_bytes, sum(t.nbytes for t in given)), keeps_inputs=[True] * len(given))(
+            *given
+        )
 
     def put_into(model: torch.nn.Module) -> None:
         for module in model.modules():

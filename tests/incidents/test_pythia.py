@@ -21,7 +21,7 @@ from memfix.incidents.profile_step import profile
 from memfix.incidents.pythia_vocabulary import create_pythia_70m
 from memfix.incidents.pythia_vocabulary.attention import dense_attention, window_attention
 from memfix.incidents.pythia_vocabulary.calculator import breakdown
-from memfix.incidents.pythia_vocabulary.checks.evidence import SHRUNKEN
+from memfix.incidents.pythia_vocabulary.checks import SHRUNKEN
 from memfix.incidents.pythia_vocabulary.incident import ONE_HOT_LOSS, incident
 from memfix.incidents.pythia_vocabulary.model import Pythia, PythiaConfig
 from memfix.incidents.training import Run, train

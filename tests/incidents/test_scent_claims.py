@@ -13,8 +13,7 @@ from judged_claims import claims_of, judged
 
 from memfix.incidents.claims import HOLDS, NOT_TESTABLE, WRONG, counts
 from memfix.incidents.judging import JudgedClaim
-from memfix.incidents.scent_decoder.checks import Evidence, behaviour
-from memfix.incidents.scent_decoder.checks.evidence import held_bytes, naive_feed_forward
+from memfix.incidents.scent_decoder.checks import Evidence, behaviour, held_bytes, naive_feed_forward
 from memfix.incidents.scent_decoder.incident import RUNS
 from memfix.incidents.scent_decoder.layers import FeedForward
 from memfix.incidents.scent_decoder.model import ScentModel

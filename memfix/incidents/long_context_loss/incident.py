@@ -80,7 +80,7 @@ def _stand_ins(config: RunConfig, meter: Meter, say: Say) -> StandIns | None:
         for name, shape in (("rope of queries", query_shape), ("rope of keys", key_shape))
     }
     in_place: dict[tuple[int, ...], StandIn] = {
-        shape: StandIn(footprint, keeps_inputs=False)
+        shape: StandIn(footprint, keeps_inputs=[False])
         for shape, footprint in zip((query_shape, key_shape), footprints.values(), strict=True)
     }
 
@@ -91,7 +91,7 @@ def _stand_ins(config: RunConfig, meter: Meter, say: Say) -> StandIns | None:
     sparse_attend: Callable[..., torch.Tensor] = nsa
     if config.model.attention_type == NSA:
         footprints["nsa"] = _nsa_footprint(size, (query_shape, key_shape), dtype, meter)
-        sparse_attend = _as_nsa(StandIn(footprints["nsa"], keeps_inputs=True))
+        sparse_attend = _as_nsa(StandIn(footprints["nsa"], keeps_inputs=[True] * 5))
 
     def put_into(model: torch.nn.Module) -> None:
         for module in model.modules():

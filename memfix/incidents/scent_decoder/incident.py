@@ -28,11 +28,6 @@ def _resolved(config: RunConfig) -> RunConfig:
     return config
 
 
-def _build(config: RunConfig) -> ScentModel:
-    checkpoints = config.training.gradient_checkpointing
-    return ScentModel(config.model, config.data.resolution, gradient_checkpointing=checkpoints)
-
-
 def _loss(model: torch.nn.Module, batch: Images) -> torch.Tensor:
     """The mean squared error of each image, added up."""
     found_BNP = model(batch["images"], batch["coordinates"]).float()
@@ -41,7 +36,7 @@ def _loss(model: torch.nn.Module, batch: Images) -> torch.Tensor:
 
 def num_parameters(config: RunConfig) -> int:
     with torch.device("meta"):
-        return decoder_parts.num_parameters(_build(config))
+        return decoder_parts.num_parameters(ScentModel(config))
 
 
 def _describe(config: RunConfig) -> list[str]:
@@ -95,7 +90,7 @@ incident = Incident(
     model_schema=ModelConfig,
     data_schema=ImageData,
     resolved=_resolved,
-    build=_build,
+    build=ScentModel,
     data=image_batches,
     loss=_loss,
     quality=lambda loss: f"PSNR {psnr(loss):.2f} dB",

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ...meters.stages import stage
+from ..config import RunConfig
 from ..decoder_parts import run_layer
 from ..schema import setting
 from .layers import (
@@ -109,11 +110,11 @@ class Encoder(nn.Module):
 class ScentModel(nn.Module):
     """``model(images, coordinates)`` is the channels of every image at its coordinates, ``[B, N, P]``."""
 
-    def __init__(self, config: ModelConfig, resolution: int, *, gradient_checkpointing: bool = False) -> None:
+    def __init__(self, run: RunConfig) -> None:
         super().__init__()
-        self.config, self.gradient_checkpointing = config, gradient_checkpointing
-        self.draws = config.dropout > 0
-        self.patch = resolution // config.latent_edge
+        self.config = config = run.model
+        self.gradient_checkpointing, self.draws = run.training.gradient_checkpointing, config.dropout > 0
+        self.patch = run.data.resolution // config.latent_edge
         hidden, latent = config.hidden_dim, config.latent_dim
         self.patches = nn.Linear(CHANNELS * self.patch**2, latent)
         self.positions = nn.Parameter(torch.randn(config.latent_tokens, latent) * 0.02)

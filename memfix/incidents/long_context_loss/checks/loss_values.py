@@ -1,4 +1,4 @@
-"""Checks of claims about the values of the loss, with small tensors on the CPU, in float64 unless a check differs."""
+"""Checks of claims about the values and the time of the loss, with small tensors on the CPU, mostly in float64."""
 
 # B batch, T tokens, N tokens of all sequences, D width, V vocabulary
 
@@ -14,10 +14,11 @@ from ....laws import NAIVE
 from ....ops.linear_cross_entropy import chosen_form
 from ....ops.linear_cross_entropy.reported import reported_linear_cross_entropy
 from ....units import GiB
+from ...claims import Quantity
 from ...evidence import default_of
-from ...judging import ON_CPU, CheckResult, as_recorded, check, holds_if
+from ...judging import ON_CPU, ON_H200, CheckResult, as_recorded, check, holds_if
 from ..model import next_labels
-from .evidence import Evidence
+from . import Evidence
 
 ON_SHAPES = "chosen_form on shapes alone"
 REPORTED_SWITCH = "10 GiB"
@@ -234,3 +235,14 @@ def own_test_of_the_loss(evidence: Evidence) -> CheckResult:
     parts = {"threshold": method_by_length(evidence).holds, "values": equal}
     figures = {name: "passes" if holds else "fails" for name, holds in parts.items()}
     return holds_if(all(parts.values()), ON_CPU, **figures)
+
+
+# ---------------------------------------------------------------- its time, measured on an H200
+@check("LOG-54")
+def slower_by_5_to_10_percent(evidence: Evidence) -> CheckResult:
+    """Compare the times of the reported loop and of naive, at each case that was timed."""
+    slower = {case: ratio - 1 for case, ratio in evidence.speed_ratios("reported").items()}
+    figures = {case: f"{100 * share:+.0f} %" for case, share in slower.items()}
+    return holds_if(
+        all(map(Quantity.parsed("5-10 %").is_met_by, slower.values())), ON_H200, **figures, cases=len(slower)
+    )

@@ -13,7 +13,7 @@ from ...judging import ARITHMETIC, CheckResult, check, decimal, holds_if, matche
 from ...profile import ACTIVATIONS, BACKWARD, GRADIENTS, LATER_STEP, OPTIMIZER, PARAMETERS, STATES
 from ..incident import LOGITS, REPORTED, STANDARD, WHOLE_LAYER
 from ..model import FIRST_LAYER, OTHER_LAYERS, Decoder
-from .evidence import AFTER_FIRST_LAYER_BYTES, AFTER_FORWARD_BYTES, SIZE, TINY, Evidence
+from . import AFTER_FIRST_LAYER_BYTES, AFTER_FORWARD_BYTES, SIZE, TINY, Evidence
 from .loss_memory import one_chunk_at_a_time
 from .rope import frequencies_keep_their_dtype
 

@@ -9,7 +9,7 @@ import torch
 from ....ops.rope.reported import ReportedRotary
 from ...evidence import raised
 from ...judging import ON_CPU, CheckResult, as_recorded, check, holds_if
-from .evidence import SIZE, Evidence
+from . import SIZE, Evidence
 
 # the meta device stands for a GPU: the same calls refuse tensors of two devices
 CPU_AND_META = "run on CPU and meta"

@@ -27,7 +27,7 @@ from ...judging import (
     sizes,
 )
 from ..model import SIZES
-from .evidence import LLAMA_7B, LLAMA_8B, Evidence, drawn
+from . import LLAMA_7B, LLAMA_8B, Evidence, drawn
 
 B, S, D, F, R = 2, 5, 6, 7, 3  # dims of the tensors that are computed on the CPU
 

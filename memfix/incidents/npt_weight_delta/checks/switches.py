@@ -9,7 +9,7 @@ from ....laws import NAIVE
 from ....ops.npt_linear import FORMS, npt_linear
 from ....ops.npt_linear.contract import contract
 from ...distributed import ALONE_ON_CPU
-from ...evidence import fixed_seed, raised, train_alone
+from ...evidence import fixed_seed, raised
 from ...incident import load_config
 from ...judging import METER, ON_CPU, CheckResult, as_recorded, check, holds_if, sizes
 from ...training import Run
@@ -17,7 +17,7 @@ from ..incident import incident
 from ..int8_linear import Int8Linear, make_8bit
 from ..layer import OFFLOAD, NptLinear
 from ..model import SIZES
-from .evidence import LLAMA_8B, SHRUNKEN, Evidence, drawn, linear, model
+from . import LLAMA_8B, SHRUNKEN, Evidence, drawn, linear, model
 
 OPTIMIZED = "config_optimized.yaml"
 
@@ -146,8 +146,7 @@ def launch(evidence: Evidence) -> CheckResult:
     """Load the configs that the report launches, and an unknown one; train a tiny model of the small one's kind."""
     names = [load_config(incident, name).name for name in ("small", "config_optimized")]
     refused = raised(load_config, incident, "medium")
-    config = evidence.config(*SHRUNKEN, "model.size=tiny_gpt2", "training.steps=4", file="small")
-    steps = len(train_alone(incident, config))
+    steps = len(evidence.train(*SHRUNKEN, "model.size=tiny_gpt2", "training.steps=4", file="small"))
     holds = refused == UsageError.__name__ and steps == 4
     return holds_if(holds, "memfix train, shrunken", names=", ".join(names), unknown=refused)
 

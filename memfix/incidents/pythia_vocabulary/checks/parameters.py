@@ -7,7 +7,7 @@ import itertools
 from ...decoder_parts import num_parameters
 from ...judging import CheckResult, check, decimal, holds_if, matches_figure
 from ..model import LEARNED, ROTARY, Layer, create_pythia_70m
-from .evidence import ORIGINAL, ORIGINAL_WORDS, Evidence
+from . import ORIGINAL, ORIGINAL_WORDS, Evidence
 
 COUNTED = "counted over the model's tensors"
 REPORT_LAYER = 11_000_000  # parameters of a layer, by the report

@@ -8,13 +8,12 @@ import torch
 
 from ....errors import MemfixError
 from ...distributed import joined
-from ...evidence import train_alone
 from ...incident import load_config
 from ...judging import ON_CPU, CheckResult, as_recorded, check, holds_if
 from ..attention import dense_attention, window_attention
 from ..incident import incident
 from ..model import create_pythia_70m
-from .evidence import SHRUNKEN, Evidence
+from . import SHRUNKEN, Evidence
 
 # the options of the report's command, and the config keys that replace them
 KEYS = {
@@ -31,8 +30,8 @@ KEYS = {
 @check("PYT-15")
 def trains(evidence: Evidence) -> CheckResult:
     """Train a small model of the same kind for 20 steps."""
-    config = evidence.config(*SHRUNKEN, "training.steps=20", "optimizer.learning_rate=0.01")
-    losses = [step.loss for step in train_alone(incident, config)]
+    steps = evidence.train(*SHRUNKEN, "training.steps=20", "optimizer.learning_rate=0.01")
+    losses = [step.loss for step in steps]
     falls = losses[-1] < losses[0]
     return holds_if(falls, "memfix train, shrunken", steps=len(losses), loss="falls" if falls else "does not fall")
 

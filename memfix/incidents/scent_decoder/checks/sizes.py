@@ -9,7 +9,7 @@ import torch
 from ...decoder_parts import num_parameters
 from ...judging import ARITHMETIC, CheckResult, check, decimal, holds_if, matches_figure, sizes
 from ..layers import Attention, FeedForward, ResidualBlock
-from .evidence import Evidence, count, decoder_blocks, naive_attention, naive_feed_forward
+from . import Evidence, count, decoder_blocks, naive_attention, naive_feed_forward
 
 SAVED = "saved tensors, counted"
 COUNTED = "counted over the model"
