@@ -12,15 +12,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from memfix.contract import Form
 from memfix.ops.linear_cross_entropy import linear_cross_entropy
+from memfix.ops.linear_cross_entropy.contract import contract
 
 from . import Comparison, Entry, Peer, Table, Tensors, Unavailable
 
 PEAKED_LOGITS_STD = 8.0  # the largest of 151,936 logits is then near 40
 _ROWS_AT_ONCE = 1024
-MaybeTensor = torch.Tensor | None
+MaybeTensor = Tensor | None
 
 
 def flat(tensors: Tensors, generator: torch.Generator) -> None:
@@ -45,38 +47,20 @@ def untargeted_rows(tensors: Tensors, answer: Tensors) -> Tensors:
 
 
 def _as_called_by_users(form: str) -> Callable[..., Any]:
-    """Return the public function, which chooses the rows of a chunk itself."""
+    """Return the public function, which chooses the rows of a chunk itself. It takes the options of naive."""
 
+    @functools.wraps(contract.naive)
     def loss(
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        target: torch.Tensor,
-        bias: MaybeTensor,
-        class_weight: MaybeTensor,
-        *,
-        reduction: str,
-        ignore_index: int,
-        label_smoothing: float,
-        softcap: float | None,
-        z_loss: float,
-    ) -> torch.Tensor:
-        return linear_cross_entropy(
-            hidden, weight, target, bias=bias, class_weight=class_weight, reduction=reduction,
-            ignore_index=ignore_index, label_smoothing=label_smoothing, softcap=softcap, z_loss=z_loss, form=form,
-        )  # fmt: skip
+        hidden: Tensor, weight: Tensor, target: Tensor, bias: MaybeTensor, class_weight: MaybeTensor, **options: Any
+    ) -> Tensor:
+        return linear_cross_entropy(hidden, weight, target, bias=bias, class_weight=class_weight, form=form, **options)
 
     return loss
 
 
 def _in_chunks(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    target: torch.Tensor,
-    bias: MaybeTensor,
-    class_weight: MaybeTensor,
-    *,
-    rows_per_chunk: int,
-) -> torch.Tensor:
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: MaybeTensor, class_weight: MaybeTensor, *, rows_per_chunk: int
+) -> Tensor:
     """Call form ``triton`` with the ``rows_per_chunk`` of the shape."""
     return linear_cross_entropy(
         hidden, weight, target, bias=bias, class_weight=class_weight, rows_per_chunk=rows_per_chunk, form="triton"
