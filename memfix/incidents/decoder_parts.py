@@ -1,10 +1,11 @@
-"""The language model that several incidents share: feed-forward, checkpointing, initialisation and loss."""
+"""The language model that several incidents share, with its attention, feed-forward, initialisation and loss."""
 
-# B batch, T tokens, D width, V vocabulary
+# B batch, T tokens, D width, H query heads, G key-value heads, K head width, V vocabulary
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,51 @@ from .tokens import IGNORED
 RESIDUAL_WRITERS = ("out.weight", "down.weight")
 
 EMBEDDING = "embedding"  # the first stage of every language model
+
+Rotate = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class DecoderSize:
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn_width: int
+    vocabulary: int
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.heads
+
+
+class Attention(nn.Module):
+    """Causal attention, with as many key-value heads as query heads or fewer. ``rotate`` gives positions to heads."""
+
+    def __init__(self, size: DecoderSize, *, rotate: Rotate = lambda x: x, biases: bool = False) -> None:
+        super().__init__()
+        self.size, self.rotate = size, rotate
+        kv_width = size.kv_heads * size.head_width
+        self.query = nn.Linear(size.width, size.width, bias=biases)
+        self.key = nn.Linear(size.width, kv_width, bias=biases)
+        self.value = nn.Linear(size.width, kv_width, bias=biases)
+        self.out = nn.Linear(size.width, size.width, bias=biases)
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        by_head = (-1, self.size.head_width)
+        q_BTHK = self.rotate(self.query(x_BTD).unflatten(-1, by_head))
+        k_BTGK = self.rotate(self.key(x_BTD).unflatten(-1, by_head))
+        v_BTGK = self.value(x_BTD).unflatten(-1, by_head)
+        return self.out(self.attend(x_BTD, q_BTHK, k_BTGK, v_BTGK).flatten(-2))
+
+    def attend(
+        self, x_BTD: torch.Tensor, q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor
+    ) -> torch.Tensor:
+        q_BHTK, k_BGTK, v_BGTK = (part.transpose(1, 2) for part in (q_BTHK, k_BTGK, v_BTGK))
+        # enable_gqa=True rules out kernels that keep no scores, even if no heads are grouped
+        is_grouped = self.size.kv_heads != self.size.heads
+        out_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=is_grouped)
+        return out_BHTK.transpose(1, 2)
 
 
 class FeedForward(nn.Module):

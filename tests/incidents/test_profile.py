@@ -25,7 +25,7 @@ from memfix.incidents.long_context_loss.incident import (
     incident,
     is_of_the_report,
 )
-from memfix.incidents.long_context_loss.model import FIRST_LAYER, OTHER_LAYERS, Attention, Decoder
+from memfix.incidents.long_context_loss.model import FIRST_LAYER, OTHER_LAYERS, Decoder, SparseAttention
 from memfix.incidents.measured_step import MeasurableStep
 from memfix.incidents.profile import (
     ACTIVATIONS,
@@ -311,8 +311,8 @@ def test_the_reports_step_has_the_reports_sizes() -> None:
 
     def put_into(model: torch.nn.Module) -> None:
         for module in model.modules():
-            if isinstance(module, Attention):
-                module.rotate, module.sparse_attend = outputs_only, outputs_only
+            if isinstance(module, SparseAttention):
+                module.rotate = module.function = outputs_only
 
     measurable = MeasurableStep(incident, load_config(incident, incident.config), stand_ins=StandIns(put_into))
 

@@ -9,10 +9,8 @@ does not: a RoPE table in every layer, a layer that keeps all its activations, a
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,19 +18,18 @@ import torch.nn.functional as F
 from ...meters.base import Meter
 from ...meters.stages import stage
 from ...ops.linear_cross_entropy.reported import reported_linear_cross_entropy
-from ...ops.nsa import nsa
 from ...ops.rope import RotaryEmbedding
 from ...progress import Say
 from ...units import GiB, format_bytes
 from ..config import RunConfig
-from ..decoder_parts import EMBEDDING, FeedForward
+from ..decoder_parts import EMBEDDING, Attention, FeedForward
 from ..incident import Growth, Incident
 from ..profile import BACKWARD, GRADIENTS, OPTIMIZER, PARAMETERS, STATES, ReportedFigure
 from ..staged_reading import Asides, StagedReading, on_first_output
-from ..stand_in import Footprint, StandIn, StandIns, measure_footprint
+from ..stand_in import StandIn, StandIns, measure_footprint
 from ..step import Precision
 from ..tokens import IGNORED, TokenBatch, TokenData, labelled_batches, num_token_targets
-from .model import NSA, Attention, Decoder, ModelConfig, ModelSize, next_labels, private_tables
+from .model import NSA, Decoder, ModelConfig, SparseAttention, next_labels, private_tables
 
 ROPE_TABLES = "with a RoPE table in every layer"
 WHOLE_LAYER = "first layer, all kept"
@@ -75,53 +72,31 @@ def _stand_ins(config: RunConfig, meter: Meter, say: Say) -> StandIns | None:
     key_shape = (batch, tokens, size.kv_heads, size.head_width)
     rope = RotaryEmbedding(size.head_width, max_positions=tokens)
     say(f"{tokens:,} tokens: rotation and attention of one layer")
-    footprints = {
-        name: measure_footprint(meter, rope, [(shape, dtype)], keeps_tables=True)
-        for name, shape in (("rope of queries", query_shape), ("rope of keys", key_shape))
+    of_shape = {
+        shape: StandIn(measure_footprint(meter, rope, [(shape, dtype)], keeps_tables=True), keeps_inputs=[False])
+        for shape in (query_shape, key_shape)
     }
-    in_place: dict[tuple[int, ...], StandIn] = {
-        shape: StandIn(footprint, keeps_inputs=[False])
-        for shape, footprint in zip((query_shape, key_shape), footprints.values(), strict=True)
-    }
+    stand_ins = [*of_shape.values()]
 
     def rotate(x: torch.Tensor) -> torch.Tensor:
         # other shapes than a whole batch's take the real RoPE, whose table the warm-up must make
-        return in_place.get(tuple(x.shape), rope)(x)
+        return of_shape.get(tuple(x.shape), rope)(x)  # type: ignore[arg-type]
 
-    sparse_attend: Callable[..., torch.Tensor] = nsa
     if config.model.attention_type == NSA:
-        footprints["nsa"] = _nsa_footprint(size, (query_shape, key_shape), dtype, meter)
-        sparse_attend = _as_nsa(StandIn(footprints["nsa"], keeps_inputs=[True] * 5))
+        others = ((*query_shape[:3], 3), (size.sparse.compress_block, size.head_width))
+        of_inputs = [(shape, dtype) for shape in (query_shape, key_shape, key_shape, *others)]
+        footprint = measure_footprint(meter, size.sparse.attend, of_inputs, keeps_tables=False)
+        stand_ins.append(StandIn(footprint, keeps_inputs=[True] * len(of_inputs)))
 
     def put_into(model: torch.nn.Module) -> None:
         for module in model.modules():
             if isinstance(module, Attention):
-                module.rotate, module.sparse_attend = rotate, sparse_attend
+                module.rotate = rotate
+            if isinstance(module, SparseAttention):
+                module.function = stand_ins[-1]
 
-    notes = dict.fromkeys(note for footprint in footprints.values() for note in footprint.notes)
-    return StandIns(put_into, footprints, tuple(notes))
-
-
-def _nsa_footprint(
-    size: ModelSize, shapes: tuple[tuple[int, ...], tuple[int, ...]], dtype: torch.dtype, meter: Meter
-) -> Footprint:
-    query_shape, key_shape = shapes
-    options = dataclasses.asdict(size.sparse)
-
-    def attend(*tensors: torch.Tensor) -> torch.Tensor:
-        *q_k_v_gates, places_LK = tensors
-        return nsa(*q_k_v_gates, position_embedding=places_LK, **options)
-
-    gates_shape, places_shape = (*query_shape[:3], 3), (size.sparse.compress_block, size.head_width)
-    of_inputs = [(shape, dtype) for shape in (query_shape, key_shape, key_shape, gates_shape, places_shape)]
-    return measure_footprint(meter, attend, of_inputs, keeps_tables=False)
-
-
-def _as_nsa(stand_in: StandIn) -> Callable[..., torch.Tensor]:
-    def attend(*tensors: torch.Tensor, position_embedding: torch.Tensor, **sizes: Any) -> torch.Tensor:
-        return stand_in(*tensors, position_embedding)
-
-    return attend
+    notes = dict.fromkeys(note for one in stand_ins for note in one.footprint.notes)
+    return StandIns(put_into, notes=tuple(notes))
 
 
 # ---------------------------------------------------------------- tried during the step, as the report did

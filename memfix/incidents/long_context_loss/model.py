@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from ...ops.linear_cross_entropy import FORMS
@@ -23,7 +22,15 @@ from ...ops.linear_cross_entropy.reported import reported_linear_cross_entropy
 from ...ops.nsa import nsa
 from ...ops.rope import RotaryEmbedding
 from ..config import RunConfig
-from ..decoder_parts import FeedForward, LanguageModel, PreNormLayer, next_token_loss
+from ..decoder_parts import (
+    Attention,
+    DecoderSize,
+    FeedForward,
+    LanguageModel,
+    PreNormLayer,
+    Rotate,
+    next_token_loss,
+)
 from ..schema import setting
 from ..tokens import IGNORED
 
@@ -37,7 +44,7 @@ FIRST_LAYER, OTHER_LAYERS = "first layer", "other layers"
 
 
 @dataclass(frozen=True)
-class SparseAttention:
+class SparseBlocks:
     """Block sizes of native sparse attention.
 
     The report says only ``nsa``. Its count of parameters has 165,440 per layer more than dense attention, which is
@@ -56,24 +63,22 @@ class SparseAttention:
     window: int = 512
     queries_per_chunk: int | None = 1024
 
+    def attend(self, *tensors: torch.Tensor) -> torch.Tensor:
+        """The op, for queries, keys, values, gates and a position embedding."""
+        *q_k_v_gates, places_LK = tensors
+        return nsa(*q_k_v_gates, position_embedding=places_LK, **vars(self))
+
 
 @dataclass(frozen=True)
-class ModelSize:
-    width: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_width: int
-    ffn_width: int
-    vocabulary: int
+class ModelSize(DecoderSize):
     context_length: int
     """Tokens that the model is meant for; it accepts any number."""
-    sparse: SparseAttention
+    sparse: SparseBlocks
 
 
 SIZES = {
-    "4B": ModelSize(2560, 36, 32, 8, 80, 9216, 151_936, 131_072, SparseAttention()),
-    "tiny": ModelSize(64, 2, 4, 2, 16, 176, 512, 512, SparseAttention(8, 4, 16, 2, 32, 512)),
+    "4B": ModelSize(2560, 36, 32, 8, 9216, 151_936, 131_072, SparseBlocks()),
+    "tiny": ModelSize(64, 2, 4, 2, 176, 512, 512, SparseBlocks(8, 4, 16, 2, 32, 512)),
 }
 
 
@@ -101,51 +106,24 @@ class ModelConfig:
         return SIZES[self.size]
 
 
-class Attention(nn.Module):
-    """Grouped-query attention with rotary positions: causal and dense, or sparse in three gated branches.
+class SparseAttention(Attention):
+    """Sparse attention in three gated branches. A profile replaces ``rotate`` and ``function`` with stand-ins."""
 
-    A profile replaces ``rotate`` and ``sparse_attend`` with stand-ins.
-    """
+    def __init__(self, size: ModelSize, rotate: Rotate) -> None:
+        super().__init__(size, rotate=rotate)
+        self.function: Callable[..., torch.Tensor] = size.sparse.attend
+        self.gate_compressed = nn.Linear(size.width, size.heads, bias=False)
+        self.gate_selected = nn.Linear(size.width, size.heads, bias=False)
+        self.position_embedding = nn.Parameter(torch.empty(size.sparse.compress_block, size.head_width))
 
-    def __init__(self, size: ModelSize, rotate: Callable[[torch.Tensor], torch.Tensor], *, is_sparse: bool) -> None:
-        super().__init__()
-        self.size, self.rotate, self.is_sparse = size, rotate, is_sparse
-        self.sparse_attend: Callable[..., torch.Tensor] = nsa
-        kv_width = size.kv_heads * size.head_width
-        self.query = nn.Linear(size.width, size.heads * size.head_width, bias=False)
-        self.key = nn.Linear(size.width, kv_width, bias=False)
-        self.value = nn.Linear(size.width, kv_width, bias=False)
-        self.out = nn.Linear(size.heads * size.head_width, size.width, bias=False)
-        if is_sparse:
-            self.gate_compressed = nn.Linear(size.width, size.heads, bias=False)
-            self.gate_selected = nn.Linear(size.width, size.heads, bias=False)
-            self.position_embedding = nn.Parameter(torch.empty(size.sparse.compress_block, size.head_width))
-
-    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        q_BTHK = self.rotate(self.query(x_BTD).unflatten(-1, (self.size.heads, self.size.head_width)))
-        k_BTGK = self.rotate(self.key(x_BTD).unflatten(-1, (self.size.kv_heads, self.size.head_width)))
-        v_BTGK = self.value(x_BTD).unflatten(-1, (self.size.kv_heads, self.size.head_width))
-        attend = self._sparse if self.is_sparse else self._dense
-        mixed_BTHK: torch.Tensor = attend(x_BTD, q_BTHK, k_BTGK, v_BTGK)
-        return self.out(mixed_BTHK.flatten(-2))
-
-    def _dense(
-        self, x_BTD: torch.Tensor, q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor
-    ) -> torch.Tensor:
-        q_BHTK, k_BGTK, v_BGTK = (part.transpose(1, 2) for part in (q_BTHK, k_BTGK, v_BTGK))
-        return F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=True).transpose(1, 2)
-
-    def _sparse(
+    def attend(
         self, x_BTD: torch.Tensor, q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor
     ) -> torch.Tensor:
         compressed_BTH = self.gate_compressed(x_BTD).sigmoid()
         selected_BTH = self.gate_selected(x_BTD).sigmoid()
         gates_BTH3 = torch.stack((compressed_BTH, selected_BTH, torch.ones_like(compressed_BTH)), dim=-1)
         # under autocast keys have a narrower dtype than parameters
-        places_LK = self.position_embedding.to(k_BTGK.dtype)
-        return self.sparse_attend(
-            q_BTHK, k_BTGK, v_BTGK, gates_BTH3, position_embedding=places_LK, **vars(self.size.sparse)
-        )
+        return self.function(q_BTHK, k_BTGK, v_BTGK, gates_BTH3, self.position_embedding.to(k_BTGK.dtype))
 
 
 class Decoder(LanguageModel):
@@ -158,20 +136,19 @@ class Decoder(LanguageModel):
 
     def __init__(self, config: RunConfig) -> None:
         self.config: ModelConfig = config.model
-        size, is_sparse = self.config.shape, self.config.attention_type == NSA
+        size = self.config.shape
         # the method, because torch refuses a function in place of a module, and a profile puts one there
         rotate = RotaryEmbedding(size.head_width, max_positions=config.data.context_length).forward
+
+        def layer() -> nn.Module:
+            is_sparse = self.config.attention_type == NSA
+            attention = SparseAttention(size, rotate) if is_sparse else Attention(size, rotate=rotate)
+            return PreNormLayer(partial(nn.RMSNorm, size.width), attention, FeedForward(size.width, size.ffn_width))
+
         super().__init__(
             size.vocabulary,
             size.width,
-            (
-                PreNormLayer(
-                    partial(nn.RMSNorm, size.width),
-                    Attention(size, rotate, is_sparse=is_sparse),
-                    FeedForward(size.width, size.ffn_width),
-                )
-                for _ in range(size.layers)
-            ),
+            (layer() for _ in range(size.layers)),
             gradient_checkpointing=config.training.gradient_checkpointing,
         )
 
