@@ -142,13 +142,21 @@ class LanguageModel(nn.Module):
         stage(EMBEDDING)
         x_BTD = self.embed(ids_BT)
         if self.positions is not None:
-            x_BTD = x_BTD + first_positions(self.positions, ids_BT.shape[-1], self.too_long)
+            x_BTD = x_BTD + self._first_positions(self.positions, ids_BT.shape[-1])
         for number, layer in enumerate(self.layers):
             stage(self.layer_stage(number))
             x_BTD = run_layer(layer, x_BTD, gradient_checkpointing=self.gradient_checkpointing, draws=self.draws)
         if self.norm_is_in_loss_stage:
             stage(self.loss_stage)
         return self.norm(x_BTD)
+
+    def _first_positions(self, table: nn.Embedding, num_tokens: int) -> torch.Tensor:
+        if num_tokens > table.num_embeddings:
+            raise UsageError(
+                f"a sequence must have at most {table.num_embeddings} tokens, the rows of the table of positions, "
+                f"got {num_tokens}: {self.too_long}"
+            )
+        return table.weight[:num_tokens]
 
     def loss(self, hidden_BTD: torch.Tensor, target_BT: torch.Tensor) -> torch.Tensor:
         return next_token_loss(hidden_BTD, self.head.weight, target_BT)
@@ -177,16 +185,6 @@ def init_weights(model: nn.Module, num_layers: int) -> None:
             parameter.fill_(1.0)
         elif parameter.dim() > 1:
             parameter.normal_(std=0.02 / (2 * num_layers) ** 0.5 if name.endswith(RESIDUAL_WRITERS) else 0.02)
-
-
-def first_positions(table: nn.Embedding, num_tokens: int, remedy: str) -> torch.Tensor:
-    """The rows of a learnt table of positions for ``num_tokens`` tokens. Refuses more tokens than it has rows."""
-    if num_tokens > table.num_embeddings:
-        raise UsageError(
-            f"a sequence must have at most {table.num_embeddings} tokens, the rows of the table of positions, "
-            f"got {num_tokens}: {remedy}"
-        )
-    return table.weight[:num_tokens]
 
 
 def layer_stage(number: int) -> str:

@@ -7,6 +7,7 @@ formula or a reason needs no function. Imports no torch.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -122,15 +123,8 @@ def check(*claim_ids: str, **arguments: Any) -> Callable[[Function], Function]:
     return mark
 
 
-@dataclass(frozen=True)
-class ClaimCheck:
-    """The function that checks a claim, with its keyword arguments for that claim."""
-
-    function: Callable[..., CheckResult]
-    arguments: Mapping[str, Any]
-
-    def __call__(self, evidence: Any) -> CheckResult:
-        return self.function(evidence, **self.arguments)
+ClaimCheck = functools.partial[CheckResult]
+"""The function that checks a claim, with its keyword arguments for that claim. It takes the evidence."""
 
 
 @dataclass(frozen=True)
@@ -162,9 +156,9 @@ def collected_checks(modules: Iterable[ModuleType]) -> dict[str, ClaimCheck]:
     found: dict[str, ClaimCheck] = {}
     for function in [value for module in modules for value in vars(module).values() if inspect.isfunction(value)]:
         for name, arguments in vars(function).get(_ARGUMENTS_BY_CLAIM, {}).items():
-            other = found.setdefault(name, ClaimCheck(function, arguments))
-            if other.function is not function:
-                raise ClaimsError(f"two checks of {name}: {_place(other.function)} and {_place(function)}")
+            other = found.setdefault(name, ClaimCheck(function, **arguments))
+            if other.func is not function:
+                raise ClaimsError(f"two checks of {name}: {_place(other.func)} and {_place(function)}")
     return found
 
 
@@ -176,14 +170,13 @@ def require_matching(
     for name, check in checks.items():
         if name not in by_name:
             raise ClaimsError(
-                f"{_place(check.function)} checks {name}, but {claims_file} has no such claim"
-                f"{did_you_mean(name, by_name)}"
+                f"{_place(check.func)} checks {name}, but {claims_file} has no such claim{did_you_mean(name, by_name)}"
             )
     for name, claim in by_name.items():
         is_decided = bool(claim.formula or claim.reason)
         if is_decided and name in checks:
             other = "a formula" if claim.formula else "a reason why it cannot be tested"
-            raise ClaimsError(f"{claims_file}: {name} has {other} and a check: {_place(checks[name].function)}")
+            raise ClaimsError(f"{claims_file}: {name} has {other} and a check: {_place(checks[name].func)}")
         if not is_decided and name not in checks:
             raise ClaimsError(
                 f'{claims_file}: {name} has no check: write a function under @check("{name}") in {checks_file}, '
@@ -229,7 +222,7 @@ def judge_claims(claims: Iterable[Claim], checks: IncidentChecks, *, say: Say = 
 
 def judge_claim(claim: Claim, check: ClaimCheck | None, evidence: Any) -> JudgedClaim:
     """Judge one claim by its ``check``, or without one by its formula or its reason."""
-    name = check.function.__name__ if check else ""
+    name = check.func.__name__ if check else ""
     try:
         found = check(evidence) if check else _without_check(claim, evidence.dims)
         return compared_with_record(claim, found, name)

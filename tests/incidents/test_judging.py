@@ -177,7 +177,7 @@ def test_a_claim_is_checked_once() -> None:
     with pytest.raises(ClaimsError, match=r"two checks of X-2: .*test_judging\.py: some and .*test_judging\.py: other"):
         by_claim(check("X-2")(some), check("X-2")(other))
     imported_twice = check("X-3")(other)
-    assert collected_checks([module_of(imported_twice), module_of(imported_twice)])["X-3"].function is other
+    assert collected_checks([module_of(imported_twice), module_of(imported_twice)])["X-3"].func is other
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_claims_and_checks_must_match(text: str, checked: list[str], message: st
 # ---------------------------------------------------------------- verdicts
 def judged_by(function: Any, text: str = CHECKED, **changed: Any) -> Any:
     (claim,) = parsed(text)
-    return judge_claim(dataclasses.replace(claim, **changed), ClaimCheck(function, {}), None)
+    return judge_claim(dataclasses.replace(claim, **changed), ClaimCheck(function), None)
 
 
 def test_a_result_decides_by_condition_by_the_claimed_figure_or_by_what_is_expected() -> None:

@@ -13,8 +13,7 @@ from kda_runs import SHRUNKEN, shrunken
 
 from memfix.incidents.incident import find_config, load_config
 from memfix.incidents.kda_transitions import block as blocks
-from memfix.incidents.kda_transitions.block import SCAN_FORMS, KDABlock
-from memfix.incidents.kda_transitions.chunk_size import validated_chunk_size
+from memfix.incidents.kda_transitions.block import SCAN_FORMS, KDABlock, validated_chunk_size
 from memfix.incidents.kda_transitions.incident import incident
 from memfix.incidents.kda_transitions.model import KDAModel, ModelConfig
 from memfix.ops.kda import kda

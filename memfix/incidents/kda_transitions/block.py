@@ -4,16 +4,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ...ops.arguments import require_one_of
+from ...ops.arguments import require_at_least_one, require_one_of
 from ...ops.kda import kda
+from ...ops.kda.arguments import DEFAULT_CHUNK_SIZE
 from ...ops.kda.contract import contract
-from .chunk_size import DEFAULT_CHUNK_SIZE, validated_chunk_size
 
 SCAN, SEQUENTIAL = KDA_MODES = ("scan", "sequential")
 
@@ -21,9 +22,24 @@ SCAN, SEQUENTIAL = KDA_MODES = ("scan", "sequential")
 REPLAYED = ("naive", "reported")
 SCAN_FORMS = ("auto", *REPLAYED, "streamed", "wy", "triton")
 
+# the report's range (KDA-22); it recommends 16 as well, which lies outside (KDA-30)
+RECOMMENDED = range(32, 129)
+
 # initial decays, from slow to fast: steps over the channels of a head, rates over the heads
 _FIRST_STEPS = (-3.0, -1.0)  # powers of ten
 _FIRST_RATES = (1.0, 16.0)
+
+
+def validated_chunk_size(chunk_size: object) -> int:
+    """Return ``chunk_size``, which must be an int of at least 1. Warn if it is outside the recommended range."""
+    size = require_at_least_one("memory_chunk_size", chunk_size)
+    if size not in RECOMMENDED:
+        warnings.warn(
+            f"memory_chunk_size {size} is outside the recommended {RECOMMENDED[0]} to {RECOMMENDED[-1]}: "
+            "smaller chunks take more launches, larger ones more memory",
+            stacklevel=3,
+        )
+    return size
 
 
 Attend = Callable[..., torch.Tensor]

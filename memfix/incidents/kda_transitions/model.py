@@ -13,8 +13,7 @@ from torch import nn
 from ..config import RunConfig
 from ..decoder_parts import FeedForward, LanguageModel
 from ..schema import setting
-from .block import KDA_MODES, SCAN, SCAN_FORMS, KDABlock
-from .chunk_size import DEFAULT_CHUNK_SIZE
+from .block import DEFAULT_CHUNK_SIZE, KDA_MODES, SCAN, SCAN_FORMS, KDABlock
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from ...evidence import default_of, fixed_seed, raised
 from ...incident import find_config, load_config
 from ...judging import ON_CPU, CheckResult, as_recorded, check, holds_if, sizes
 from .. import block as blocks
-from ..block import KDABlock
-from ..chunk_size import RECOMMENDED, validated_chunk_size
+from ..block import RECOMMENDED, KDABlock, validated_chunk_size
 from ..incident import incident
 from ..model import KDAModel, ModelConfig
 from . import SUBTRACTION, Evidence
