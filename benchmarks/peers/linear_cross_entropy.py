@@ -25,10 +25,6 @@ _ROWS_AT_ONCE = 1024
 MaybeTensor = Tensor | None
 
 
-def flat(tensors: Tensors, generator: torch.Generator) -> None:
-    """Keep the values that the contract draws: logits of standard deviation 1, as in an untrained model."""
-
-
 def peaked(tensors: Tensors, generator: torch.Generator) -> None:
     """Scale logits to tens, and make the likeliest class the target of nine tokens in ten, as in a trained model."""
     hidden_ND, weight_VD, target_N = (tensors[name] for name in ("hidden", "weight", "target"))
@@ -189,7 +185,8 @@ COMPARISON = Comparison(
         **{form: _as_called_by_users(form) for form in ("auto", "checkpoint", "recompute", "triton")},
         IN_CHUNKS: Form(_in_chunks, has_kernels=True),
     },
-    values={"flat": flat, "peaked": peaked},
+    # flat: the values that the contract draws, whose logits have standard deviation 1, as in an untrained model
+    values={"flat": lambda tensors, generator: None, "peaked": peaked},
     error_at={"N": 1024},
     parts=untargeted_rows,
 )
