@@ -82,11 +82,8 @@ class Evidence:
         case = contract.case_of(CASE, {**case.settings, "dtype": case.dtype, "present": case.present, **changed})
         known = self._readings.setdefault((contract.name, form, case.spelled()), {})
         if phase not in known:
-            words = [
-                f"{contract.name}/{form} [{CASE}, {phase}]",
-                *(f"{name}={value}" for name, value in changed.items()),
-            ]
-            self.say(" ".join(words))
+            settings = "".join(f" {name}={value}" for name, value in changed.items())
+            self.say(f"{contract.name}/{form} [{CASE}, {phase}]{settings}")
             # a train step also measures what is held after its forward
             phases: tuple[Phase, ...] = ("held", "train") if phase == "train" else (phase,)
             known.update(measure_phases(FormCall(contract, form, Draw(case)), phases, meter_of(contract, self.meter)))
@@ -96,9 +93,9 @@ class Evidence:
         """The peak bytes of a form. ``of`` are the options of :meth:`reading`."""
         return bytes_of(self.reading(form, phase, **of), phase)
 
-    def times_below(self, form: str, phase: Phase, *, than: str = NAIVE, **of: Any) -> float:
-        """How many times smaller the peak of ``form`` is than that of ``than``."""
-        return self.reading(form, phase, **of).times_below(self.reading(than, phase, **of))
+    def times_below(self, form: str, phase: Phase, **of: Any) -> float:
+        """How many times smaller the peak of ``form`` is than that of naive."""
+        return self.reading(form, phase, **of).times_below(self.reading(NAIVE, phase, **of))
 
     def timeline(self, form: str, phase: Phase = "forward", **of: Any) -> Timeline:
         timeline = self.reading(form, phase, **of).timeline

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import tempfile
 import warnings
 from pathlib import Path
@@ -99,12 +100,8 @@ def model_reads_it(evidence: Evidence) -> CheckResult:
 def configs_carry_it(evidence: Evidence) -> CheckResult:
     """Compare the values written in both files with the defaults at every level."""
     names = ("hn_xs.yaml", "hn_s.yaml")
-    written = [
-        line.split("#")[0].split(":")[1].strip()
-        for name in names
-        for line in find_config(incident, Path(name)).read_text(encoding="utf-8").splitlines()
-        if line.strip().startswith(f"{KEY}:")
-    ]
+    texts = [find_config(incident, Path(name)).read_text(encoding="utf-8") for name in names]
+    written = [value for text in texts for value in re.findall(rf"^ *{KEY}: *(\w+)", text, re.MULTILINE)]
     defaults = {
         default_of(ModelConfig, KEY),
         default_of(KDABlock, "memory_chunk_size"),

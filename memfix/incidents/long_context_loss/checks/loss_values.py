@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -117,11 +118,8 @@ def _form_at(evidence: Evidence, batch: int, tokens: int, dtype: torch.dtype = t
 
 def _first_chunked(evidence: Evidence, dtype: torch.dtype) -> int:
     """The length of the shortest sequence whose loss is chunked, by bisection."""
-    low, high = 1, evidence.dims["T"]
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _form_at(evidence, 1, middle, dtype) == "chunked" else (middle + 1, high)
-    return low
+    lengths = range(1, evidence.dims["T"])
+    return 1 + bisect.bisect_left(lengths, True, key=lambda tokens: _form_at(evidence, 1, tokens, dtype) == "chunked")
 
 
 @check("LOG-13")
