@@ -16,10 +16,8 @@ from memfix.incidents.long_context_loss import incident as declared
 from memfix.incidents.long_context_loss.incident import (
     LOGITS,
     REPORTED,
-    REPORTED_BACKWARD,
     ROPE_TABLES,
     STANDARD,
-    STANDARD_BACKWARD,
     WARMUP_TOKENS,
     WHOLE_LAYER,
     incident,
@@ -49,6 +47,7 @@ from memfix.meters.stages import Stage, listening
 from memfix.progress import silent
 
 LOSS = Decoder.loss_stage
+STANDARD_BACKWARD, REPORTED_BACKWARD = f"{STANDARD}: backward", f"{REPORTED}: backward"
 T, D, V, LAYERS, HEAD_WIDTH, E = 300, 64, 512, 2, 16, 2
 TINY = ("model.size=tiny", "model.attention_type=dense", "model.loss_form=recompute", f"data.context_length={T}")
 ASIDES = {ROPE_TABLES, WHOLE_LAYER, LOGITS, STANDARD, STANDARD_BACKWARD, REPORTED, REPORTED_BACKWARD}

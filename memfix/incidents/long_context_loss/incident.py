@@ -34,8 +34,7 @@ from .model import NSA, Decoder, ModelConfig, SparseAttention, next_labels, priv
 ROPE_TABLES = "with a RoPE table in every layer"
 WHOLE_LAYER = "first layer, all kept"
 LOGITS = "with the logits"
-STANDARD, STANDARD_BACKWARD = "loss, standard", "loss, standard: backward"
-REPORTED, REPORTED_BACKWARD = "loss, chunked as reported", "loss, chunked as reported: backward"
+STANDARD, REPORTED = "loss, standard", "loss, chunked as reported"
 
 REPORT_SIZE = "4B"
 REPORT_CAPACITY_BYTES = int(94.97 * GiB)
@@ -110,14 +109,14 @@ def _asides(model: Decoder, batch: TokenBatch, asides: Asides) -> Iterator[None]
 
     def other_losses(hidden_BTD: torch.Tensor) -> None:
         asides.attempt(LOGITS, lambda: model.head(hidden_BTD))
-        asides.attempt(STANDARD, lambda: gradients(_standard_loss, hidden_BTD, STANDARD_BACKWARD))
-        asides.attempt(REPORTED, lambda: gradients(reported_linear_cross_entropy, hidden_BTD, REPORTED_BACKWARD))
+        asides.attempt(STANDARD, lambda: gradients(_standard_loss, hidden_BTD))
+        asides.attempt(REPORTED, lambda: gradients(reported_linear_cross_entropy, hidden_BTD))
 
-    def gradients(loss_of: Callable[..., torch.Tensor], hidden_BTD: torch.Tensor, backward_name: str) -> object:
+    def gradients(loss_of: Callable[..., torch.Tensor], hidden_BTD: torch.Tensor) -> object:
         target_N = next_labels(batch[1], num_tokens).flatten()
         weight_VD = model.head.weight  # inside the step, where it may be a copy in the compute dtype
         loss = loss_of(hidden_BTD.flatten(0, 1), weight_VD, target_N)
-        return asides.gradients(backward_name, loss, (hidden_BTD, weight_VD))
+        return asides.gradients(loss, (hidden_BTD, weight_VD))
 
     size, weight = model.config.shape, model.head.weight
     asides.attempt(ROPE_TABLES, lambda: private_tables(size, num_tokens, device=weight.device, dtype=weight.dtype))

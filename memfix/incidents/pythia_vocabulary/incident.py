@@ -26,7 +26,6 @@ from .data import TextData, open_windows
 from .model import GATHER, ONE_HOT, STANDARD, Pythia, PythiaConfig, logits_loss, one_hot_embedding
 
 ONE_HOT_EMBEDDING, ONE_HOT_LOSS = "embedding, one-hot", "loss, one-hot"
-ONE_HOT_EMBEDDING_BACKWARD, ONE_HOT_LOSS_BACKWARD = "embedding, one-hot: backward", "loss, one-hot: backward"
 
 
 def _data(config: RunConfig) -> Callable[[Examples], TokenBatch]:
@@ -51,12 +50,12 @@ def _asides(model: Pythia, batch: TokenBatch, asides: Asides) -> Iterator[None]:
 
     def by_one_hot_rows() -> object:
         embedded_BTD = one_hot_embedding(ids_BT, model.embedding.weight)
-        return asides.gradients(ONE_HOT_EMBEDDING_BACKWARD, embedded_BTD.sum(), (model.embedding.weight,))
+        return asides.gradients(embedded_BTD.sum(), (model.embedding.weight,))
 
     def by_one_hot_targets(hidden_BTD: torch.Tensor) -> None:
         def gradients() -> object:
             loss = logits_loss(ONE_HOT, model.head(hidden_BTD).flatten(0, 1), target_BT.flatten())
-            return asides.gradients(ONE_HOT_LOSS_BACKWARD, loss, (hidden_BTD, model.head.weight))
+            return asides.gradients(loss, (hidden_BTD, model.head.weight))
 
         asides.attempt(ONE_HOT_LOSS, gradients)
 
