@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from ...meters.base import Meter
-from ...meters.stages import stage
+from ...meters.stages import Stage, stage
 from ...ops.linear_cross_entropy.reported import reported_linear_cross_entropy
 from ...ops.rope import RotaryEmbedding
 from ...progress import Say
@@ -143,7 +143,7 @@ def _reported_figures(measured: StagedReading) -> Mapping[str, ReportedFigure]:
     stages = measured.stages
     added = {name: format_bytes(stage.added_bytes) for name, stage in stages.items()}
     peaks = {name: format_bytes(stage.peak_bytes) for name, stage in stages.items()}
-    feed_forward = _feed_forward_bytes(measured)
+    feed_forward = feed_forward_bytes(stages[WHOLE_LAYER])
     of_which = f"{format_bytes(feed_forward)} of {added[WHOLE_LAYER]} are" if feed_forward else "most of it is"
     both = format_bytes(measured.parameter_bytes + stages[ROPE_TABLES].added_bytes)
     return {
@@ -171,19 +171,10 @@ def _reported_figures(measured: StagedReading) -> Mapping[str, ReportedFigure]:
     }
 
 
-def _feed_forward_bytes(measured: StagedReading) -> int | None:
-    """The bytes alive at the end of ``WHOLE_LAYER`` that the feed-forward allocated; None without a timeline."""
-    timeline = measured.reading.timeline
-    if timeline is None:
-        return None
-    lines, first = inspect.getsourcelines(FeedForward)
-    event = next(end - 1 for _, end, name in timeline.stage_spans() if name == WHOLE_LAYER)
-    return sum(
-        buffer.bytes
-        for buffer in timeline.alive_at(event)
-        if buffer.born and buffer.line and buffer.line.file == inspect.getfile(FeedForward)
-        and first <= buffer.line.number < first + len(lines)
-    )  # fmt: skip
+def feed_forward_bytes(stage: Stage) -> int:
+    """The bytes alive at the end of a stage that the feed-forward allocated; 0 if the meter sees no source lines."""
+    source = inspect.getsource(FeedForward.forward)
+    return sum(row.bytes for row in stage.alive_at_end if row.code and row.code in source)
 
 
 def _conclusions(measured: StagedReading) -> Iterator[str]:

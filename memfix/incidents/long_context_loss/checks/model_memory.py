@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-
 import torch
 
 from ....units import GiB
-from ...decoder_parts import EMBEDDING, FeedForward, num_parameters
+from ...decoder_parts import EMBEDDING, num_parameters
 from ...evidence import fixed_seed
 from ...judging import ARITHMETIC, CheckResult, check, decimal, holds_if, matches_figure, sizes
 from ...profile import ACTIVATIONS, BACKWARD, GRADIENTS, LATER_STEP, OPTIMIZER, PARAMETERS, STATES
-from ..incident import LOGITS, REPORTED, STANDARD, WHOLE_LAYER
+from ..incident import LOGITS, REPORTED, STANDARD, WHOLE_LAYER, feed_forward_bytes
 from ..model import FIRST_LAYER, OTHER_LAYERS, Decoder
 from . import AFTER_FIRST_LAYER_BYTES, AFTER_FORWARD_BYTES, SIZE, TINY, Evidence
 from .loss_memory import one_chunk_at_a_time
@@ -152,8 +150,7 @@ def full_forward(evidence: Evidence) -> CheckResult:
 def first_layer(evidence: Evidence) -> CheckResult:
     """Measure what a layer keeps, and how much of that the feed-forward made."""
     stage = evidence.rows()[WHOLE_LAYER].stage
-    kept, source = stage.added_bytes, inspect.getsource(FeedForward.forward)
-    feed_forward = sum(row.bytes for row in stage.alive_at_end if row.code and row.code in source)
+    kept, feed_forward = stage.added_bytes, feed_forward_bytes(stage)
     said = AFTER_FIRST_LAYER_BYTES - int(9.35 * GiB)
     return holds_if(feed_forward < kept / 2, WHOLE_PROFILE, **sizes(said=said, kept=kept, feed_forward=feed_forward))
 
