@@ -7,8 +7,8 @@ hundred identical calls. Simulating every call would take an hour and give the s
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -124,8 +124,8 @@ class StandIns:
     """The stand-ins for functions of a model, which ``put_into(model)`` installs."""
 
     put_into: Callable[[torch.nn.Module], None]
-    footprints: Mapping[str, Footprint] = field(default_factory=dict)
-    """The footprint of each function, by name."""
+    op: Footprint | None = None
+    """The footprint of the op that the report is about, if it has a stand-in."""
     notes: tuple[str, ...] = ()
     """Reasons why a reading with these stand-ins is an estimate, if any."""
 

@@ -68,7 +68,7 @@ def _stand_ins(config: RunConfig, meter: Meter, say: Say) -> StandIns | None:
 
     is_many_nodes = model.kda_mode == SEQUENTIAL or model.kda_form in REPLAYED
     estimate = (f"{name} is many nodes of autograd, measured as one: peaks are off by a few tensors of q's size",)
-    return StandIns(put_into, {name: footprint}, footprint.notes + (estimate if is_many_nodes else ()))
+    return StandIns(put_into, footprint, footprint.notes + (estimate if is_many_nodes else ()))
 
 
 def _shapes(config: RunConfig, num_tokens: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
@@ -102,7 +102,7 @@ def layer_growth(config: RunConfig, capacity_bytes: int, meter: Meter, say: Say 
         tried.append(Tried(layers, repeated_reading(incident, at, meter, stand_ins=stand_ins), capacity_bytes))
     few, many = tried
     bytes_a_layer = (many.bytes - few.bytes) // (many.value - few.value)
-    op_bytes = stand_ins.footprints[op_name(config)].forward_peak_bytes if stand_ins else 0
+    op_bytes = stand_ins.op.forward_peak_bytes if stand_ins and stand_ins.op else 0
     return LayerGrowth(op_bytes, bytes_a_layer, max(0, few.value + (capacity_bytes - few.bytes) // bytes_a_layer))
 
 
@@ -116,10 +116,10 @@ def is_of_the_report(config: RunConfig) -> bool:
 def _reported_figures(measured: StagedReading) -> Mapping[str, ReportedFigure]:
     """The report's figure for the op, before or after its fix, beside the first layer."""
     config = measured.config
-    if measured.stand_ins is None or not is_of_the_report(config):
+    footprint = measured.stand_ins.op if measured.stand_ins else None
+    if footprint is None or not is_of_the_report(config):
         return {}
     figure = "~536 MB" if config.model.kda_form == "naive" else "~134 MB"
-    footprint = measured.stand_ins.footprints[op_name(config)]
     took, kept = (format_bytes(size) for size in (footprint.forward_peak_bytes, footprint.held_bytes))
     why = f"the op takes {took} at once, and keeps {kept} until backward"
     return {layer_stage(0): ReportedFigure(figure, why, "KDA-10, KDA-20, KDA-34")}
@@ -133,8 +133,8 @@ def _conclusions(measured: StagedReading) -> Iterator[str]:
         f"{format_bytes(of_layers[-1].added_bytes)} are kept of each layer until backward, {format_bytes(kept)} of all "
         f"{config.model.layers}: {kept / capacity:.2%} of {format_bytes(capacity)}"
     )
-    if measured.stand_ins is not None:
-        took = measured.stand_ins.footprints[op_name(config)].forward_peak_bytes
+    if measured.stand_ins is not None and measured.stand_ins.op is not None:
+        took = measured.stand_ins.op.forward_peak_bytes
         yield f"one {op_name(config)} takes {format_bytes(took)} at once, {took / capacity:.2%} of it"
     yield _crossing(measured.reading.stages, capacity)
     if measured.stand_ins is not None:
