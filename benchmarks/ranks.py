@@ -111,11 +111,12 @@ def dense_loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), ids.flatten())
 
 
-def training(model: nn.Module, loss: Callable[[], torch.Tensor], *, clips: bool = True) -> Step:
+def training(model: nn.Module, backward: Callable[[], object], *, clips: bool = True) -> Step:
+    """Return a train step; ``backward`` runs the forward pass too."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step() -> None:
-        loss().backward()
+        backward()
         if clips:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -168,28 +169,25 @@ def split(model: Decoder, mesh: DeviceMesh, *, whole_logits: bool) -> None:
 def sharded(device: str, mesh: DeviceMesh, *, reshards: bool = True, checkpointed: bool = False) -> Step:
     model, ids = decoder(device, checkpointed=checkpointed), ids_on(device)
     shard(model, mesh, reshards=reshards)
-    return training(model, lambda: dense_loss(model(ids), ids))
+    return training(model, lambda: dense_loss(model(ids), ids).backward())
 
 
 def tensor_parallel(device: str, mesh: DeviceMesh) -> Step:
     model, ids = decoder(device), ids_on(device)
     split(model, mesh, whole_logits=True)
-    return training(model, lambda: dense_loss(model(ids), ids))
+    return training(model, lambda: dense_loss(model(ids), ids).backward())
 
 
 def loss_by_vocabulary(device: str, mesh: DeviceMesh) -> Step:
     """Build a step with torch's loss parallelism: logits stay sharded by columns through loss and backward."""
     model, ids = decoder(device), ids_on(device)
     split(model, mesh, whole_logits=False)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
-    def step() -> None:
+    def backward() -> None:
         with loss_parallel():
             F.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
-    return step
+    return training(model, backward, clips=False)
 
 
 def chunked_loss_by_vocabulary(device: str, mesh: DeviceMesh) -> Step:
@@ -210,23 +208,21 @@ def sharded_and_split(device: str, mesh: DeviceMesh) -> Step:
     model, ids = decoder(device), ids_on(device)
     split(model, mesh["tensor"], whole_logits=True)
     shard(model, mesh["data"])
-    return training(model, lambda: dense_loss(model(ids), ids))
+    return training(model, lambda: dense_loss(model(ids), ids).backward())
 
 
 def context_split(device: str, mesh: DeviceMesh) -> Step:
     """Build a step with context parallelism: each rank has some positions; keys and values circulate in a ring."""
     model, ids = decoder(device).bfloat16(), ids_on(device, LENGTH * mesh.size())
 
-    def loss() -> torch.Tensor:
+    def backward() -> None:
         batch, target = ids.clone(), ids.clone()
         with context_parallel(
             mesh, buffers=[batch, target], buffer_seq_dims=[1, 1], no_restore_buffers={batch, target}
         ):
-            loss = dense_loss(model(batch), target)
-            loss.backward()
-        return torch.zeros((), device=device, requires_grad=True)
+            dense_loss(model(batch), target).backward()
 
-    return training(model, loss, clips=False)
+    return training(model, backward, clips=False)
 
 
 def pipelined(device: str, mesh: DeviceMesh) -> Step:
@@ -240,14 +236,11 @@ def pipelined(device: str, mesh: DeviceMesh) -> Step:
         model, rank, num_stages, torch.device(device), input_args=passed, output_args=passed, group=mesh.get_group()
     )
     schedule = Schedule1F1B(stage, num_batches, loss_fn=F.mse_loss)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
-    def step() -> None:
+    def backward() -> None:
         schedule.step(*([x] if stage.is_first else []), **({"target": x} if stage.is_last else {}))
-        optimizer.step()
-        optimizer.zero_grad()
 
-    return step
+    return training(model, backward, clips=False)
 
 
 class Experts(nn.Module):
@@ -275,7 +268,7 @@ class Experts(nn.Module):
 
 def experts_spread(device: str, mesh: DeviceMesh) -> Step:
     model, ids = decoder(device, feed_forward=partial(Experts, mesh.get_group())), ids_on(device)
-    return training(model, lambda: dense_loss(model(ids), ids))
+    return training(model, lambda: dense_loss(model(ids), ids).backward())
 
 
 Build = Callable[[str, DeviceMesh], Step]

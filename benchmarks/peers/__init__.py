@@ -109,8 +109,7 @@ def comparison_of(op: str) -> Comparison:
     name = f"{__name__}.{op}"
     if importlib.util.find_spec(name) is None:
         return Comparison()
-    found: Comparison = importlib.import_module(name).COMPARISON
-    return found
+    return importlib.import_module(name).COMPARISON
 
 
 def not_installed(packages: Sequence[str]) -> str | None:

@@ -34,22 +34,14 @@ def mild(tensors: Tensors, generator: torch.Generator) -> None:
     beta_BTH.copy_(torch.rand(beta_BTH.shape, **made))
 
 
-def weak(tensors: Tensors, generator: torch.Generator) -> None:
-    """Fill in mild values, but gates between -0.05 and 0: the state keeps its content over a hundred tokens."""
-    mild(tensors, generator)
-    tensors["g"].uniform_(-0.05, 0.0, generator=generator)
+def gates_down_to(lowest: float) -> Callable[[Tensors, torch.Generator], None]:
+    """Return a function that fills in mild values, but gates uniform between ``lowest`` and 0."""
 
+    def fill(tensors: Tensors, generator: torch.Generator) -> None:
+        mild(tensors, generator)
+        tensors["g"].uniform_(lowest, 0.0, generator=generator)
 
-def steep(tensors: Tensors, generator: torch.Generator) -> None:
-    """Fill in mild values, but gates down to -20: decays cannot be referred to the middle of a chunk."""
-    mild(tensors, generator)
-    tensors["g"].uniform_(-20.0, 0.0, generator=generator)
-
-
-def strong(tensors: Tensors, generator: torch.Generator) -> None:
-    """Fill in mild values, but gates uniform in [-5, 0], the range that flash-linear-attention's safe_gate takes."""
-    mild(tensors, generator)
-    tensors["g"].uniform_(LEAST_GATE, 0.0, generator=generator)
+    return fill
 
 
 def graphed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,7 +140,12 @@ COMPARISON = Comparison(
         "cuda": Form(cuda_kda, has_kernels=True),
         "cuda_graphed": Form(graphed(cuda_kda), has_kernels=True),
     },
-    values={"mild": mild, "weak": weak, "strong": strong, "steep": steep},
+    values={
+        "mild": mild,
+        "weak": gates_down_to(-0.05),  # the state keeps its content over a hundred tokens
+        "strong": gates_down_to(LEAST_GATE),
+        "steep": gates_down_to(-20.0),  # decays cannot be referred to the middle of a chunk
+    },
     gradient_of=(0,),
     error_at={"B": 1, "T": 256},
 )

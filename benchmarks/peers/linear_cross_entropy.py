@@ -12,19 +12,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from memfix.contract import Form
 from memfix.ops.linear_cross_entropy import linear_cross_entropy
+from memfix.ops.linear_cross_entropy.contract import contract
 
 from . import Comparison, Entry, Peer, Table, Tensors, Unavailable
 
 PEAKED_LOGITS_STD = 8.0  # the largest of 151,936 logits is then near 40
 _ROWS_AT_ONCE = 1024
-MaybeTensor = torch.Tensor | None
-
-
-def flat(tensors: Tensors, generator: torch.Generator) -> None:
-    """Keep the values that the contract draws: logits of standard deviation 1, as in an untrained model."""
+MaybeTensor = Tensor | None
 
 
 def peaked(tensors: Tensors, generator: torch.Generator) -> None:
@@ -45,38 +43,20 @@ def untargeted_rows(tensors: Tensors, answer: Tensors) -> Tensors:
 
 
 def _as_called_by_users(form: str) -> Callable[..., Any]:
-    """Return the public function, which chooses the rows of a chunk itself."""
+    """Return the public function, which chooses the rows of a chunk itself. It takes the options of naive."""
 
+    @functools.wraps(contract.naive)
     def loss(
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        target: torch.Tensor,
-        bias: MaybeTensor,
-        class_weight: MaybeTensor,
-        *,
-        reduction: str,
-        ignore_index: int,
-        label_smoothing: float,
-        softcap: float | None,
-        z_loss: float,
-    ) -> torch.Tensor:
-        return linear_cross_entropy(
-            hidden, weight, target, bias=bias, class_weight=class_weight, reduction=reduction,
-            ignore_index=ignore_index, label_smoothing=label_smoothing, softcap=softcap, z_loss=z_loss, form=form,
-        )  # fmt: skip
+        hidden: Tensor, weight: Tensor, target: Tensor, bias: MaybeTensor, class_weight: MaybeTensor, **options: Any
+    ) -> Tensor:
+        return linear_cross_entropy(hidden, weight, target, bias=bias, class_weight=class_weight, form=form, **options)
 
     return loss
 
 
 def _in_chunks(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    target: torch.Tensor,
-    bias: MaybeTensor,
-    class_weight: MaybeTensor,
-    *,
-    rows_per_chunk: int,
-) -> torch.Tensor:
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: MaybeTensor, class_weight: MaybeTensor, *, rows_per_chunk: int
+) -> Tensor:
     """Call form ``triton`` with the ``rows_per_chunk`` of the shape."""
     return linear_cross_entropy(
         hidden, weight, target, bias=bias, class_weight=class_weight, rows_per_chunk=rows_per_chunk, form="triton"
@@ -205,7 +185,8 @@ COMPARISON = Comparison(
         **{form: _as_called_by_users(form) for form in ("auto", "checkpoint", "recompute", "triton")},
         IN_CHUNKS: Form(_in_chunks, has_kernels=True),
     },
-    values={"flat": flat, "peaked": peaked},
+    # flat: the values that the contract draws, whose logits have standard deviation 1, as in an untrained model
+    values={"flat": lambda tensors, generator: None, "peaked": peaked},
     error_at={"N": 1024},
     parts=untargeted_rows,
 )

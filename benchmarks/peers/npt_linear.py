@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from . import Comparison, Entry, Peer, Table, Tensors
 
@@ -21,16 +22,12 @@ def ones(tensors: Tensors, generator: torch.Generator) -> None:
     tensors["modulation"].fill_(1.0)
 
 
-def one_product(
-    hidden: torch.Tensor, weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, modulation: torch.Tensor
-) -> None:
+def one_product(hidden: Tensor, weight: Tensor, a: Tensor, b: Tensor, modulation: Tensor) -> None:
     """Compute the product that every forward needs."""
     torch.matmul(hidden, weight)
 
 
-def autograd(
-    hidden: torch.Tensor, weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, modulation: torch.Tensor
-) -> torch.Tensor:
+def autograd(hidden: Tensor, weight: Tensor, a: Tensor, b: Tensor, modulation: Tensor) -> Tensor:
     """Compute the formula in plain torch."""
     return hidden @ weight + ((hidden @ a) * modulation) @ b
 
@@ -41,9 +38,7 @@ def _peft() -> Callable[..., Any]:
 
     made: dict[tuple[int, int], Linear] = {}
 
-    def lora(
-        hidden: torch.Tensor, weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, modulation: torch.Tensor
-    ) -> torch.Tensor:
+    def lora(hidden: Tensor, weight: Tensor, a: Tensor, b: Tensor, modulation: Tensor) -> Tensor:
         """Call a layer that is made once for each ``a`` and ``b``, and uses these tensors. Ignores ``modulation``."""
         key = (id(a), id(b))
         if key not in made:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from memfix.contract import Form
 from memfix.meters.simulated.patches import applied
@@ -27,7 +28,7 @@ from . import Comparison, Entry, Peer, Table
 @functools.lru_cache(maxsize=4)
 def _cached(
     length: int, width: int, base: float, offset: int, dtype: torch.dtype, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Return cosines and sines ``[1, T, D]`` as models cache them: of float32 angles, rounded to the model's dtype."""
     frequencies_P = 1.0 / base ** (torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
     angles_TP = torch.arange(offset, offset + length, dtype=torch.float32, device=device)[:, None] * frequencies_P
@@ -35,19 +36,19 @@ def _cached(
     return angles_1TD.cos().to(dtype), angles_1TD.sin().to(dtype)
 
 
-def _cos_sin(x: torch.Tensor, base: float, offset: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _cos_sin(x: Tensor, base: float, offset: int) -> tuple[Tensor, Tensor]:
     return _cached(x.shape[1], x.shape[3], base, offset, x.dtype, x.device)
 
 
-def _formula(x: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tensor) -> torch.Tensor:
+def _formula(x: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     return x * cos_T1D + torch.cat([-second, first], dim=-1) * sin_T1D
 
 
-def _by_formula(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _by_formula(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return the usual formula, computed by ``function`` from cached cosines and sines."""
 
-    def turned(x: torch.Tensor, *, base: float, offset: int) -> torch.Tensor:
+    def turned(x: Tensor, *, base: float, offset: int) -> Tensor:
         cos, sin = _cos_sin(x, base, offset)
         return function(x, cos.unsqueeze(2), sin.unsqueeze(2))
 
@@ -63,9 +64,9 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 def _liger() -> Callable[..., Any]:
     from liger_kernel.ops.rope import LigerRopeFunction
 
-    keys: dict[tuple[object, ...], torch.Tensor] = {}
+    keys: dict[tuple[object, ...], Tensor] = {}
 
-    def turned(x: torch.Tensor, *, base: float, offset: int) -> torch.Tensor:
+    def turned(x: Tensor, *, base: float, offset: int) -> Tensor:
         num_sequences, length, _, width = x.shape
         key = (num_sequences, length, width, x.dtype, x.device)
         if key not in keys:
@@ -77,11 +78,11 @@ def _liger() -> Callable[..., Any]:
     return turned
 
 
-def _cut(**tiles: int) -> Callable[..., torch.Tensor]:
+def _cut(**tiles: int) -> Callable[..., Tensor]:
     """Return form ``triton`` with other tile sizes in its forward."""
     cut = replace(triton.TILES, **tiles)
 
-    def turned(x: torch.Tensor, *, base: float, offset: int) -> torch.Tensor:
+    def turned(x: Tensor, *, base: float, offset: int) -> Tensor:
         with applied([(triton, "TILES", cut)]):
             return triton.triton_rope(x, base=base, offset=offset)
 
@@ -95,6 +96,11 @@ VARIANTS = {
 }
 """Other tile sizes of the same kernel, timed beside the default."""
 _FORMS = ("naive", "shared_table", "triton")
+_QUERIES_AND_KEYS = {
+    "queries": "B=4 T=8192 H=32 D=128",
+    "keys": "B=4 T=8192 H=8 D=128",
+    "long keys": "B=1 T=65536 H=8 D=128",
+}
 
 COMPARISON = Comparison(
     peers={
@@ -105,32 +111,22 @@ COMPARISON = Comparison(
     },
     tables={
         "shapes": Table(
-            [
-                Entry("incident", forms=_FORMS),
-                Entry("queries", "B=4 T=8192 H=32 D=128", _FORMS),
-                Entry("keys", "B=4 T=8192 H=8 D=128", _FORMS),
-                Entry("long keys", "B=1 T=65536 H=8 D=128", _FORMS),
-            ],
+            [Entry(name, settings, _FORMS) for name, settings in ({"incident": ""} | _QUERIES_AND_KEYS).items()],
             ("train", "forward"),
         ),
         # like layers of a model: the host runs ahead of the GPU, and the calls share one backward
         "layers": Table(
             [
                 Entry(name, settings, forms=("shared_table", "triton"), peers=("liger", "formula", "compiled"))
-                for name, settings in (
-                    ("queries", "B=4 T=8192 H=32 D=128"),
-                    ("keys", "B=4 T=8192 H=8 D=128"),
-                    ("long keys", "B=1 T=65536 H=8 D=128"),
-                )
+                for name, settings in _QUERIES_AND_KEYS.items()
             ],
             ("train", "forward"),
             calls=8,
         ),
         "cuts": Table(
             [
-                Entry("incident", forms=("triton", *VARIANTS), peers=()),
-                Entry("queries", "B=4 T=8192 H=32 D=128", ("triton", *VARIANTS), ()),
-                Entry("keys", "B=4 T=8192 H=8 D=128", ("triton", *VARIANTS), ()),
+                Entry(name, _QUERIES_AND_KEYS.get(name, ""), ("triton", *VARIANTS), ())
+                for name in ("incident", "queries", "keys")
             ],
             ("forward",),
         ),

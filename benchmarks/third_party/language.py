@@ -46,17 +46,11 @@ def model_of(name: str, **settings: Any) -> Any:
     return transformer(name, "ForCausalLM", **{**_SMALL, **settings})
 
 
-def trained(name: str, device: str, **settings: Any) -> Step:
-    """Return a train step on a batch without padding, with its attention mask."""
-    return train(model_of(name, **settings), full_text(4, 256), device)
-
-
-def padded_llama(device: str) -> Step:
-    return train(model_of("Llama", num_key_value_heads=2), padded_text(4, 256), device)
-
-
-def llama_autocast(device: str, dtype: torch.dtype) -> Step:
-    return train(model_of("Llama"), full_text(4, 256), device, autocast=dtype)
+def trained(
+    name: str, device: str, *, batch: Any = full_text, autocast: torch.dtype | None = None, **settings: Any
+) -> Step:
+    """Return a train step on a batch with its attention mask, by default without padding."""
+    return train(model_of(name, **settings), batch(4, 256), device, autocast=autocast)
 
 
 def llama_checkpointed(device: str) -> Step:
@@ -100,9 +94,9 @@ STEPS: dict[str, tuple[str, StepBuilder]] = {
         "Qwen3, train step": partial(qwen3, checkpointed=False),
         "Qwen3, train step, checkpointed": partial(qwen3, checkpointed=True),
         "Llama, attention mask": partial(trained, "Llama"),
-        "Llama, padded batch": padded_llama,
-        "Llama, autocast bfloat16": partial(llama_autocast, dtype=torch.bfloat16),
-        "Llama, GradScaler float16": partial(llama_autocast, dtype=torch.float16),
+        "Llama, padded batch": partial(trained, "Llama", batch=padded_text, num_key_value_heads=2),
+        "Llama, autocast bfloat16": partial(trained, "Llama", autocast=torch.bfloat16),
+        "Llama, GradScaler float16": partial(trained, "Llama", autocast=torch.float16),
         "Llama, checkpointed, padded batch": llama_checkpointed,
         "Llama, Adafactor": llama_adafactor,
         "Llama, prefill": prefill,

@@ -26,5 +26,4 @@ def require_incident(name: str) -> str:
 
 def get_incident(name: str) -> Incident:
     """The incident called ``name``."""
-    found: Incident = importlib.import_module(f"{__package__}.{require_incident(name)}.incident").incident
-    return found
+    return importlib.import_module(f"{__package__}.{require_incident(name)}.incident").incident

@@ -31,6 +31,7 @@ DECIMAL_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 # B is 10**9, as in 3.92B parameters; no report counts single bytes
 _UNITS: dict[str, float] = {**BYTE_UNITS, **DECIMAL_UNITS, "K": 10**3, "M": 10**6, "B": 10**9, "x": 1, "%": 0.01}
 _QUANTITY = re.compile(r"~?(\d+(?:\.(\d+))?)(?:-(\d+(?:\.\d+)?))? ?([KMGT]i?B|[KMBx%])")
+_SOURCE = re.compile(r"(.+), lines? (.+)")
 
 
 class ClaimsError(MemfixError):
@@ -66,8 +67,7 @@ class Quantity:
 class Claim:
     """One sentence of a report, decided by a ``formula``, by a check, or by a ``reason`` why it cannot be tested.
 
-    ``expected`` holds the figures that the check must compute. ``correction`` says what is true; ``{name}`` in it
-    stands for a computed figure. ``slow`` claims need a simulation of the whole model.
+    docs/add-an-incident.md explains the fields.
     """
 
     id: str
@@ -109,21 +109,28 @@ def load_claims(incident: str) -> list[Claim]:
 
 
 def parsed_claims(text: str) -> list[Claim]:
-    known = set(Claim.__dataclass_fields__)
-    claims: dict[str, Claim] = {}
-    for data in tomllib.loads(text).get("claim", []):
-        name = data.get("id", "a claim without an id")
+    """The claims of a file. A claim is a table, whose name is the claim's id."""
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ClaimsError(f"{CLAIMS_FILE}: {error}") from None
+    known = Claim.__dataclass_fields__.keys() - {"id", "section", "lines"} | {"source"}
+    claims = []
+    for name, data in tables.items():
+        if not isinstance(data, dict):
+            raise ClaimsError(f"{name}: a claim is a table of keys; write [{name}] above them")
         if "check" in data:
             raise ClaimsError(f'{name}: remove check = {data["check"]!r} and write @check("{name}") over that function')
         for key in data.keys() - known:
             raise ClaimsError(f"{name}: unknown key {key!r}{did_you_mean(key, known)}")
-        missing = [key for key in ("id", "section", "lines", "statement", "verdict") if key not in data]
+        missing = [key for key in ("source", "statement", "verdict") if key not in data]
         if missing:
             raise ClaimsError(f"{name}: {', '.join(missing)} missing")
-        if name in claims:
-            raise ClaimsError(f"two claims are called {name}")
-        claims[name] = Claim(**data)
-    return list(claims.values())
+        source = _SOURCE.fullmatch(data.pop("source"))
+        if source is None:
+            raise ClaimsError(f"{name}: write source as 'Summary, line 3' or 'Summary, lines 3-5, 9'")
+        claims.append(Claim(name, section=source[1], lines=source[2], **data))
+    return claims
 
 
 def chosen_claims(claims: Sequence[Claim], names: Iterable[str] = ()) -> list[Claim]:

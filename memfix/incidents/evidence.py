@@ -82,11 +82,8 @@ class Evidence:
         case = contract.case_of(CASE, {**case.settings, "dtype": case.dtype, "present": case.present, **changed})
         known = self._readings.setdefault((contract.name, form, case.spelled()), {})
         if phase not in known:
-            words = [
-                f"{contract.name}/{form} [{CASE}, {phase}]",
-                *(f"{name}={value}" for name, value in changed.items()),
-            ]
-            self.say(" ".join(words))
+            settings = "".join(f" {name}={value}" for name, value in changed.items())
+            self.say(f"{contract.name}/{form} [{CASE}, {phase}]{settings}")
             # a train step also measures what is held after its forward
             phases: tuple[Phase, ...] = ("held", "train") if phase == "train" else (phase,)
             known.update(measure_phases(FormCall(contract, form, Draw(case)), phases, meter_of(contract, self.meter)))
@@ -96,9 +93,9 @@ class Evidence:
         """The peak bytes of a form. ``of`` are the options of :meth:`reading`."""
         return bytes_of(self.reading(form, phase, **of), phase)
 
-    def times_below(self, form: str, phase: Phase, *, than: str = NAIVE, **of: Any) -> float:
-        """How many times smaller the peak of ``form`` is than that of ``than``."""
-        return self.reading(form, phase, **of).times_below(self.reading(than, phase, **of))
+    def times_below(self, form: str, phase: Phase, **of: Any) -> float:
+        """How many times smaller the peak of ``form`` is than that of naive."""
+        return self.reading(form, phase, **of).times_below(self.reading(NAIVE, phase, **of))
 
     def timeline(self, form: str, phase: Phase = "forward", **of: Any) -> Timeline:
         timeline = self.reading(form, phase, **of).timeline
@@ -130,6 +127,11 @@ class Evidence:
         """The config of the report's run, or of ``file``, with keys overridden by ``section.key=value``."""
         return load_config(self.incident, file or self.incident.config, overrides)
 
+    def model(self, *overrides: str) -> Any:
+        """The model of a run, on the meta device."""
+        with torch.device("meta"):
+            return self.incident.build(self.config(*overrides))
+
     @functools.cache  # noqa: B019 (one evidence a process, and it lives as long)
     def profile(self, *overrides: str, world_size: int = 1) -> Profile:
         """The profile of a run's first step on one rank of ``world_size``, as ``memfix profile`` measures it."""
@@ -153,6 +155,11 @@ class Evidence:
         self.say(f"{self.incident_name}: {name}")
         return run_bytes(self.incident, run, self.meter, self.say)
 
+    def train(self, *overrides: str, file: str = "") -> list[StepReport]:
+        """Train as ``memfix train`` does, in this process on the CPU, and return the reports of all steps."""
+        with fixed_seed():
+            return list(train(self.incident, self.config(*overrides, file=file), ALONE_ON_CPU))
+
     # ---------------------------------------------------------------- results of a GPU
     def h200(self, file: str, key: str, *, command: str) -> Any:
         """The value that ``command`` recorded on the H200 under ``key`` of a JSON file in the repository."""
@@ -161,6 +168,10 @@ class Evidence:
         if not found:
             raise NotMeasured(f"needs a GPU: {command}")
         return found
+
+    def comparison(self, op: str, table: str) -> Any:
+        """The entries that ``benchmarks.compare`` recorded on the H200 for a table of an op."""
+        return self.h200(f"{op}_{table}.json", "speed", command=f"python -m benchmarks.compare {op} --table {table}")
 
     def run_times_s(self, name: str) -> tuple[float, ...]:
         """The seconds of a later step of the run ``name`` of the report's table on the H200, sorted."""
@@ -196,12 +207,6 @@ def raised(function: Callable[..., object], *args: object, **options: object) ->
 
 def default_of(function: Callable[..., object], parameter: str) -> Any:
     return inspect.signature(function).parameters[parameter].default
-
-
-def train_alone(incident: Incident, config: RunConfig) -> list[StepReport]:
-    """Train as ``memfix train`` does, in this process on the CPU, and return the reports of all steps."""
-    with fixed_seed():
-        return list(train(incident, config, ALONE_ON_CPU))
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ formula or a reason needs no function. Imports no torch.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -44,10 +45,10 @@ class NotMeasured(MemfixError):
 # ---------------------------------------------------------------- what a check returns
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of a check, and ``how`` it was computed.
+    """The result of a check, and ``how`` it was computed. ``figures`` are named as in the claim's correction.
 
-    ``holds`` says whether the claim holds. It is None if the claim is a figure; such a claim holds if one of
-    ``numbers`` equals its figure. ``figures`` are named as in the claim's correction.
+    ``holds`` says whether the claim holds. If it is None, the claim holds if one of ``numbers`` equals its figure;
+    without ``numbers``, if ``figures`` equal the recorded ones.
     """
 
     holds: bool | None
@@ -56,8 +57,14 @@ class CheckResult:
     numbers: tuple[float, ...] = ()
 
     def verdict(self, claim: Claim) -> ClaimVerdict:
-        holds = any(map(claim.quantity.is_met_by, self.numbers)) if self.numbers else self.holds
-        return NOT_TESTABLE if holds is None else HOLDS if holds else WRONG
+        holds = self.holds
+        if claim.reason:
+            return NOT_TESTABLE
+        if self.numbers:
+            holds = any(map(claim.quantity.is_met_by, self.numbers))
+        elif holds is None:
+            holds = all(self.figures.get(name) == value for name, value in claim.expected.items())
+        return HOLDS if holds else WRONG
 
 
 def holds_if(holds: bool, how: str, **figures: int | str) -> CheckResult:
@@ -73,9 +80,9 @@ def matches_figure(how: str, *numbers: float, **figures: int | str) -> CheckResu
     return CheckResult(None, how, figures, numbers)
 
 
-def as_expected(claim: Claim, how: str, **figures: int | str) -> CheckResult:
+def as_recorded(how: str, **figures: int | str) -> CheckResult:
     """The result for a claim about behaviour, which holds if the figures equal the recorded ones."""
-    return CheckResult(all(figures.get(name) == value for name, value in claim.expected.items()), how, figures)
+    return CheckResult(None, how, figures)
 
 
 def sizes(**counts: int) -> dict[str, str]:
@@ -96,11 +103,11 @@ _ARGUMENTS_BY_CLAIM = "arguments_by_claim"
 def check(*claim_ids: str, **arguments: Any) -> Callable[[Function], Function]:
     """Name the claims that a function checks, and the keyword arguments to call it with for these claims.
 
-    The function gets the incident's evidence, and the claim if it has a parameter ``claim``. Decorators stack::
+    The function gets the incident's evidence and these arguments. Decorators stack::
 
         @check("LOG-52", number=1, tokens=4096)
         @check("LOG-53", number=2, tokens=40_000)
-        def prints(evidence: Evidence, claim: Claim, number: int, tokens: int) -> CheckResult: ...
+        def prints(evidence: Evidence, number: int, tokens: int) -> CheckResult: ...
     """
     if not claim_ids or not all(isinstance(name, str) for name in claim_ids):
         raise ClaimsError('@check names the claims that the function checks: @check("LOG-12")')
@@ -116,16 +123,8 @@ def check(*claim_ids: str, **arguments: Any) -> Callable[[Function], Function]:
     return mark
 
 
-@dataclass(frozen=True)
-class ClaimCheck:
-    """The function that checks a claim, with its keyword arguments for that claim."""
-
-    function: Callable[..., CheckResult]
-    arguments: Mapping[str, Any]
-
-    def __call__(self, evidence: Any, claim: Claim) -> CheckResult:
-        takes_claim = "claim" in inspect.signature(self.function).parameters
-        return self.function(evidence, **self.arguments, **({"claim": claim} if takes_claim else {}))
+ClaimCheck = functools.partial[CheckResult]
+"""The function that checks a claim, with its keyword arguments for that claim. It takes the evidence."""
 
 
 @dataclass(frozen=True)
@@ -157,9 +156,9 @@ def collected_checks(modules: Iterable[ModuleType]) -> dict[str, ClaimCheck]:
     found: dict[str, ClaimCheck] = {}
     for function in [value for module in modules for value in vars(module).values() if inspect.isfunction(value)]:
         for name, arguments in vars(function).get(_ARGUMENTS_BY_CLAIM, {}).items():
-            other = found.setdefault(name, ClaimCheck(function, arguments))
-            if other.function is not function:
-                raise ClaimsError(f"two checks of {name}: {_place(other.function)} and {_place(function)}")
+            other = found.setdefault(name, ClaimCheck(function, **arguments))
+            if other.func is not function:
+                raise ClaimsError(f"two checks of {name}: {_place(other.func)} and {_place(function)}")
     return found
 
 
@@ -171,14 +170,13 @@ def require_matching(
     for name, check in checks.items():
         if name not in by_name:
             raise ClaimsError(
-                f"{_place(check.function)} checks {name}, but {claims_file} has no such claim"
-                f"{did_you_mean(name, by_name)}"
+                f"{_place(check.func)} checks {name}, but {claims_file} has no such claim{did_you_mean(name, by_name)}"
             )
     for name, claim in by_name.items():
         is_decided = bool(claim.formula or claim.reason)
         if is_decided and name in checks:
             other = "a formula" if claim.formula else "a reason why it cannot be tested"
-            raise ClaimsError(f"{claims_file}: {name} has {other} and a check: {_place(checks[name].function)}")
+            raise ClaimsError(f"{claims_file}: {name} has {other} and a check: {_place(checks[name].func)}")
         if not is_decided and name not in checks:
             raise ClaimsError(
                 f'{claims_file}: {name} has no check: write a function under @check("{name}") in {checks_file}, '
@@ -224,9 +222,9 @@ def judge_claims(claims: Iterable[Claim], checks: IncidentChecks, *, say: Say = 
 
 def judge_claim(claim: Claim, check: ClaimCheck | None, evidence: Any) -> JudgedClaim:
     """Judge one claim by its ``check``, or without one by its formula or its reason."""
-    name = check.function.__name__ if check else ""
+    name = check.func.__name__ if check else ""
     try:
-        found = check(evidence, claim) if check else _without_check(claim, evidence.dims)
+        found = check(evidence) if check else _without_check(claim, evidence.dims)
         return compared_with_record(claim, found, name)
     except (ClaimsError, FormulaError):
         raise  # an error in the claims file, not in the check

@@ -80,11 +80,12 @@ class ReportedRun:
     """A row of a report's table of configurations: a config of the incident with keys overridden, and the figure."""
 
     name: str
-    file: str
     overrides: tuple[str, ...]
     figure: str
     """As the report prints it: ``~79 GB, fails``."""
     claim: str
+    file: str | None = None
+    """The config file; None for that of the report's own step."""
     linear_in: str | None = None
     """A config key in which the peak is linear. To save time, a simulation measures the values 2 and 3 of the key and
     extrapolates."""

@@ -79,13 +79,17 @@ def _runs(incident: Incident, meter: Meter, say: Say) -> Iterator[MeasuredRun]:
             times_s = _times_s(incident, run) if meter.name != SIMULATED else ()
         except MeasurementError as error:
             failed = str(error)
-        parameters = count(load_config(incident, run.file, run.overrides)) if count else None
+        parameters = count(config_of(incident, run)) if count else None
         yield MeasuredRun(run, peak, failed, times_s, parameters, kept.get(run.name))
+
+
+def config_of(incident: Incident, run: ReportedRun) -> RunConfig:
+    return load_config(incident, run.file or incident.config, run.overrides)
 
 
 def _times_s(incident: Incident, run: ReportedRun) -> tuple[float, ...]:
     """The seconds of a later step on the GPU, one per sample; empty if the step has more forwards than are measured."""
-    config = load_config(incident, run.file, run.overrides)
+    config = config_of(incident, run)
     if config.training.gradient_accumulation_steps > 2:
         return ()
     from ..meters.clock import Rounds, take_turns
@@ -102,7 +106,7 @@ def _times_s(incident: Incident, run: ReportedRun) -> tuple[float, ...]:
 
 def run_bytes(incident: Incident, run: ReportedRun, meter: Meter, say: Say = silent) -> int:
     """The peak of a later step of a reported run."""
-    config, key = load_config(incident, run.file, run.overrides), run.linear_in
+    config, key = config_of(incident, run), run.linear_in
     if key is None or meter.name != SIMULATED:
         return later_step_bytes(incident, config, meter, say)
     at_2, at_3 = (later_step_bytes(incident, config.replaced({key: value}), meter, say) for value in (2, 3))

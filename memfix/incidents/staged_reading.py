@@ -35,9 +35,9 @@ class Asides:
         self._trying = name
         stage(name)
 
-    def gradients(self, name: str, loss: torch.Tensor, of: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """Compute the gradients of a tried ``loss``, in a stage called ``name``."""
-        self.enter(name)
+    def gradients(self, loss: torch.Tensor, of: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Compute the gradients of a ``loss`` inside :meth:`attempt`, in a stage of their own: ``NAME: backward``."""
+        self.enter(f"{self._trying}: backward")
         found = torch.autograd.grad(loss, of)
         free_last_gradients(loss.device)
         return found

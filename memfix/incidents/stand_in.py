@@ -6,8 +6,9 @@ hundred identical calls. Simulating every call would take an hour and give the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -70,6 +71,20 @@ def measure_footprint(
     )
 
 
+@contextlib.contextmanager
+def saved_for_backward() -> Iterator[dict[int, torch.UntypedStorage]]:
+    """The storages that autograd saves inside the block, by their identity."""
+    saved: dict[int, torch.UntypedStorage] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        saved[storage._cdata] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        yield saved
+
+
 def kept_inputs(
     meter: Meter, function: TensorFunction, shapes: Sequence[tuple[tuple[int, ...], torch.dtype]]
 ) -> tuple[bool, ...]:
@@ -80,13 +95,7 @@ def kept_inputs(
         inputs = [torch.empty(shape, dtype=dtype, device=device, requires_grad=True) for shape, dtype in shapes]
 
         def step() -> None:
-            saved: set[int] = set()
-
-            def note(tensor: torch.Tensor) -> torch.Tensor:
-                saved.add(tensor.untyped_storage()._cdata)
-                return tensor
-
-            with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            with saved_for_backward() as saved:
                 function(*inputs)
             found.extend(tensor.untyped_storage()._cdata in saved for tensor in inputs)
 
@@ -100,21 +109,14 @@ def kept_inputs(
 class StandIn:
     """A replacement for a function, with the same ``footprint``. Its result has the shape of the first argument.
 
-    ``keeps_inputs`` says which arguments the function keeps for backward: all, none, or a flag for each.
+    ``keeps_inputs`` says for each argument whether the function keeps it for backward.
     """
 
     footprint: Footprint
-    keeps_inputs: bool | tuple[bool, ...]
+    keeps_inputs: Sequence[bool]
 
     def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = _TakeMemory.apply(self, *tensors)
-        return out
-
-    def kept(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The ``tensors`` that backward needs."""
-        keeps = self.keeps_inputs
-        flags = (keeps,) * len(tensors) if isinstance(keeps, bool) else keeps
-        return [tensor for tensor, is_kept in zip(tensors, flags, strict=True) if is_kept]
+        return _TakeMemory.apply(self, *tensors)
 
 
 @dataclass(frozen=True)
@@ -122,8 +124,8 @@ class StandIns:
     """The stand-ins for functions of a model, which ``put_into(model)`` installs."""
 
     put_into: Callable[[torch.nn.Module], None]
-    footprints: Mapping[str, Footprint] = field(default_factory=dict)
-    """The footprint of each function, by name."""
+    op: Footprint | None = None
+    """The footprint of the op that the report is about, if it has a stand-in."""
     notes: tuple[str, ...] = ()
     """Reasons why a reading with these stand-ins is an estimate, if any."""
 
@@ -136,7 +138,8 @@ class _TakeMemory(torch.autograd.Function):
         held = out.new_empty(footprint.held_bytes - out.nbytes, dtype=torch.uint8)
         inside = out.new_empty(footprint.forward_peak_bytes - footprint.held_bytes, dtype=torch.uint8)
         del inside
-        ctx.save_for_backward(held, *stand_in.kept(tensors))
+        kept = (tensor for tensor, is_kept in zip(tensors, stand_in.keeps_inputs, strict=True) if is_kept)
+        ctx.save_for_backward(held, *kept)
         ctx.backward_peak_bytes = footprint.backward_peak_bytes
         ctx.like = [(tensor.shape, tensor.dtype) for tensor in tensors]
         return out

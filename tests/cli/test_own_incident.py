@@ -72,7 +72,7 @@ def test_its_claims_are_judged(memfix: Any) -> None:
     ended = memfix("incidents", NAME, "--json", "-")
     assert ended.exit_code == 0
     verdicts = {claim["id"]: (claim["computed_verdict"], claim["true"]) for claim in json.loads(ended.out)["claims"]}
-    assert verdicts == {"IMG-01": ("holds", "1,601"), "IMG-02": ("wrong", "2.03 KiB"), "IMG-03": ("holds", "4.06 KiB")}
+    assert verdicts == {"IMG-01": ("holds", "1,057"), "IMG-02": ("wrong", "2.03 KiB"), "IMG-03": ("holds", "4.06 KiB")}
 
 
 @pytest.mark.parametrize(

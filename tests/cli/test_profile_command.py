@@ -85,7 +85,7 @@ def test_a_reports_configurations_stand_below_its_own_step(
     file.write_text(
         "model: {size: tiny_gpt2, converted_layers: 1, rank: 2}\ndata: {context_length: 4}\ntraining: {steps: 1}\n"
     )
-    runs = (ReportedRun("basic", str(file), ("model.form=reported",), "~79 GB, fails", "NPT-28"),)
+    runs = (ReportedRun("basic", ("model.form=reported",), "~79 GB, fails", "NPT-28", str(file)),)
     own = dataclasses.replace(of_configurations.incident, config=str(file), runs=runs)
     monkeypatch.setattr(of_configurations, "incident", own)
     ended = memfix("profile", "npt_weight_delta", "--rows", "0", "--json", "step.json")

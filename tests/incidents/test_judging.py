@@ -23,7 +23,7 @@ from memfix.incidents.judging import (
     CheckResult,
     ClaimCheck,
     NotMeasured,
-    as_expected,
+    as_recorded,
     check,
     collected_checks,
     holds_if,
@@ -37,10 +37,8 @@ from memfix.incidents.judging import (
 from memfix.units import GiB
 
 CLAIM = """
-[[claim]]
-id = "X-1"
-section = "Summary"
-lines = "1"
+[X-1]
+source = "Summary, line 1"
 statement = "It takes 1 GiB"
 claimed = "1 GiB"
 verdict = "holds"
@@ -100,14 +98,16 @@ def test_a_formula_may_count_instead_of_sizing() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("lines =", "line =", "X-1: unknown key 'line'; did you mean 'lines'?"),
-        ('lines = "1"\n', "", "X-1: lines missing"),
+        ("source =", "sources =", "X-1: unknown key 'sources'; did you mean 'source'?"),
+        ('source = "Summary, line 1"\n', "", "X-1: source missing"),
+        ("line 1", "1", "X-1: write source as 'Summary, line 3' or 'Summary, lines 3-5, 9'"),
         ('"holds"', '"hold"', "X-1: unknown verdict 'hold'; did you mean 'holds'?"),
         ('formula = "GiB"', 'formula = "GiB"\nreason = "so"', "X-1: has a formula and a reason why it cannot be"),
         ('formula = "GiB"', 'check = "so"', "X-1: remove check = 'so' and write @check(\"X-1\") over that function"),
         ("expected = { bytes = 1073741824 }", "", "X-1: expected is empty: name a figure"),
         ('claimed = "1 GiB"', "", "cannot read '' as a size"),
-        ("[[claim]]", CLAIM + "[[claim]]", "two claims are called X-1"),
+        ("[X-1]", CLAIM + "[X-1]", "claims.toml: Cannot declare ('X-1',) twice (at line 10"),
+        ("[X-1]", "X-0 = 1\n[X-1]", "X-0: a claim is a table of keys; write [X-0] above them"),
     ],
 )
 def test_a_file_that_is_written_wrongly_is_refused(old: str, new: str, message: str) -> None:
@@ -146,14 +146,8 @@ def test_one_function_checks_several_claims_each_with_its_arguments() -> None:
     def counted(evidence: Any, tokens: int) -> CheckResult:
         return holds_if(True, evidence, tokens=tokens)
 
-    @check("X-4")
-    def named(evidence: Any, claim: Any) -> CheckResult:
-        return holds_if(True, evidence, name=claim.id)
-
-    checks = by_claim(counted, named)
-    (claim,) = parsed(CHECKED)
-    figures = {name: check("how", claim).figures for name, check in checks.items()}
-    assert figures == {"X-1": {"tokens": 3}, "X-2": {"tokens": 3}, "X-3": {"tokens": 5}, "X-4": {"name": "X-1"}}
+    figures = {name: check("how").figures for name, check in by_claim(counted).items()}
+    assert figures == {"X-1": {"tokens": 3}, "X-2": {"tokens": 3}, "X-3": {"tokens": 5}}
 
 
 @pytest.mark.parametrize("names", [(), (print,), ("X-1", 2)])
@@ -183,7 +177,7 @@ def test_a_claim_is_checked_once() -> None:
     with pytest.raises(ClaimsError, match=r"two checks of X-2: .*test_judging\.py: some and .*test_judging\.py: other"):
         by_claim(check("X-2")(some), check("X-2")(other))
     imported_twice = check("X-3")(other)
-    assert collected_checks([module_of(imported_twice), module_of(imported_twice)])["X-3"].function is other
+    assert collected_checks([module_of(imported_twice), module_of(imported_twice)])["X-3"].func is other
 
 
 @pytest.mark.parametrize(
@@ -205,19 +199,19 @@ def test_claims_and_checks_must_match(text: str, checked: list[str], message: st
 # ---------------------------------------------------------------- verdicts
 def judged_by(function: Any, text: str = CHECKED, **changed: Any) -> Any:
     (claim,) = parsed(text)
-    return judge_claim(dataclasses.replace(claim, **changed), ClaimCheck(function, {}), None)
+    return judge_claim(dataclasses.replace(claim, **changed), ClaimCheck(function), None)
 
 
 def test_a_result_decides_by_condition_by_the_claimed_figure_or_by_what_is_expected() -> None:
     assert judged_by(lambda _: holds_if(False, "", taken=1073741824)).drift == ("recorded holds, now wrong",)
     assert judged_by(lambda _: matches_figure("", 2 * GiB, GiB, taken=1073741824)).verdict == HOLDS
     assert judged_by(lambda _: matches_figure("", 2 * GiB, taken=1073741824)).verdict == WRONG
-    assert judged_by(lambda _, claim: as_expected(claim, "", taken=1073741824, more=1)).verdict == HOLDS
-    assert judged_by(lambda _, claim: as_expected(claim, "", taken=2)).drift == (
+    assert judged_by(lambda _: as_recorded("", taken=1073741824, more=1)).verdict == HOLDS
+    assert judged_by(lambda _: as_recorded("", taken=2)).drift == (
         "recorded holds, now wrong",
         "taken: recorded 1073741824, now 2",
     )
-    assert judged_by(lambda _, claim: as_expected(claim, "")).verdict == WRONG
+    assert judged_by(lambda _: as_recorded("")).verdict == WRONG
     assert sizes(held=3 * GiB, none=0) == {"held": "3.00 GiB", "none": "0 B"}
 
 

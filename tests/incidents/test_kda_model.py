@@ -13,10 +13,9 @@ from kda_runs import SHRUNKEN, shrunken
 
 from memfix.incidents.incident import find_config, load_config
 from memfix.incidents.kda_transitions import block as blocks
-from memfix.incidents.kda_transitions.block import SCAN_FORMS, KDABlock
-from memfix.incidents.kda_transitions.chunk_size import validated_chunk_size
-from memfix.incidents.kda_transitions.incident import ModelConfig, build_model, incident
-from memfix.incidents.kda_transitions.model import LanguageModel
+from memfix.incidents.kda_transitions.block import SCAN_FORMS, KDABlock, validated_chunk_size
+from memfix.incidents.kda_transitions.incident import incident
+from memfix.incidents.kda_transitions.model import KDAModel, ModelConfig
 from memfix.ops.kda import kda
 
 ON_CPU = [form for form in SCAN_FORMS if form != "triton"]
@@ -51,7 +50,7 @@ def test_a_value_of_the_file_arrives_at_the_op(seen: Any, tmp_path: Path) -> Non
     path.write_text(text.replace("kda_memory_chunk_size: 64", "kda_memory_chunk_size: 17"))
     config = load_config(incident, path, SHRUNKEN)
     with pytest.warns(UserWarning, match="memory_chunk_size 17"):
-        model = build_model(config.model)
+        model = KDAModel(config)
     ids_BT = torch.zeros(1, 20, dtype=torch.int64)
     model(ids_BT, ids_BT)
     assert [options["chunk_size"] for _, options in seen] == [17, 17]
@@ -71,8 +70,7 @@ def test_the_reported_form_gets_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_default_is_64_at_every_level(seen: Any) -> None:
     assert inspect.signature(KDABlock).parameters["memory_chunk_size"].default == 64
-    assert inspect.signature(LanguageModel).parameters["kda_memory_chunk_size"].default == 64
-    assert ModelConfig.__dataclass_fields__["kda_memory_chunk_size"].default == 64
+    assert inspect.signature(ModelConfig).parameters["kda_memory_chunk_size"].default == 64
     a_block()(hidden())
     assert [options["chunk_size"] for _, options in seen] == [64]
 
@@ -143,7 +141,7 @@ def test_first_decays_are_spread_from_slow_to_fast(seen: Any) -> None:
 
 
 def test_the_log_of_the_decay_stays_in_float32(seen: Any) -> None:
-    a_block(dtype=torch.bfloat16)(hidden().bfloat16())
+    a_block().bfloat16()(hidden().bfloat16())
     q, *_, g, beta = seen[0][0]
     assert (q.dtype, g.dtype, beta.dtype) == (torch.bfloat16, torch.float32, torch.bfloat16)
 
@@ -157,16 +155,16 @@ def test_what_is_far_ahead_changes_nothing_before_it() -> None:
 
 
 # ---------------------------------------------------------------- no setting changes an answer
-def gradients(model: LanguageModel) -> list[torch.Tensor]:
+def gradients(model: KDAModel) -> list[torch.Tensor]:
     ids_BT = torch.arange(80).reshape(2, 40) * 7 % 64
     loss = model(ids_BT, ids_BT.roll(-1))
     return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
 
 
-def built(*overrides: str, **options: Any) -> LanguageModel:
+def built(*overrides: str) -> KDAModel:
     torch.manual_seed(0)
     with warnings.catch_warnings(action="ignore"):
-        return build_model(shrunken(*overrides).model, dtype=torch.float64, **options)
+        return KDAModel(shrunken(*overrides)).double()
 
 
 @pytest.mark.parametrize("form", ON_CPU)
@@ -184,7 +182,7 @@ def test_forms_and_chunks_share_parameters_and_gradients(form: str, size: int) -
 def test_checkpointing_changes_nothing(form: str) -> None:
     asked = f"model.kda_form={form}"
     for one, expected in zip(
-        gradients(built(asked, gradient_checkpointing=True)), gradients(built(asked)), strict=True
+        gradients(built(asked, "training.gradient_checkpointing=true")), gradients(built(asked)), strict=True
     ):
         assert torch.equal(one, expected)
 

@@ -12,8 +12,7 @@ import torch
 from judged_claims import check_of, claims_of, evidence_of, judged
 
 from memfix.incidents.claims import HOLDS, NOT_TESTABLE, WRONG, counts
-from memfix.incidents.long_context_loss.checks import Evidence, loss_values, rope
-from memfix.incidents.long_context_loss.checks.evidence import TINY
+from memfix.incidents.long_context_loss.checks import TINY, Evidence, loss_values, rope
 from memfix.laws import Phase
 from memfix.units import format_bytes
 
@@ -47,7 +46,7 @@ def tiny_as_whole() -> Evidence:
 def test_checks_of_the_whole_model_read_the_stages_of_a_profile(tiny_as_whole: Evidence) -> None:
     tokens, width, ffn_width, vocabulary, item = 300, 64, 176, 512, 2
     slow = [claim for claim in CLAIMS.values() if claim.slow]
-    figures = {claim.id: check_of(INCIDENT, claim.id)(tiny_as_whole, claim).figures for claim in slow}
+    figures = {claim.id: check_of(INCIDENT, claim.id)(tiny_as_whole).figures for claim in slow}
     assert figures["LOG-33"]["logits"] == format_bytes(tokens * vocabulary * item)
     assert figures["LOG-33"]["checkpointed"] == format_bytes(36 * tokens * width * item)
     # gate, its silu, up and their product

@@ -10,29 +10,20 @@ import torch.distributed as dist
 
 from memfix.errors import MeasurementError, UsageError
 from memfix.incidents.config import RunConfig
-from memfix.incidents.decoder_parts import FeedForward
+from memfix.incidents.decoder_parts import EMBEDDING, FeedForward
 from memfix.incidents.incident import load_config
 from memfix.incidents.long_context_loss import incident as declared
 from memfix.incidents.long_context_loss.incident import (
     LOGITS,
     REPORTED,
-    REPORTED_BACKWARD,
     ROPE_TABLES,
     STANDARD,
-    STANDARD_BACKWARD,
     WARMUP_TOKENS,
     WHOLE_LAYER,
     incident,
     is_of_the_report,
 )
-from memfix.incidents.long_context_loss.model import (
-    EMBEDDING,
-    FIRST_LAYER,
-    LOSS,
-    OTHER_LAYERS,
-    AttentionKind,
-    Decoder,
-)
+from memfix.incidents.long_context_loss.model import FIRST_LAYER, OTHER_LAYERS, Decoder, SparseAttention
 from memfix.incidents.measured_step import MeasurableStep
 from memfix.incidents.profile import (
     ACTIVATIONS,
@@ -55,6 +46,8 @@ from memfix.meters.one_rank import one_rank_of
 from memfix.meters.stages import Stage, listening
 from memfix.progress import silent
 
+LOSS = Decoder.loss_stage
+STANDARD_BACKWARD, REPORTED_BACKWARD = f"{STANDARD}: backward", f"{REPORTED}: backward"
 T, D, V, LAYERS, HEAD_WIDTH, E = 300, 64, 512, 2, 16, 2
 TINY = ("model.size=tiny", "model.attention_type=dense", "model.loss_form=recompute", f"data.context_length={T}")
 ASIDES = {ROPE_TABLES, WHOLE_LAYER, LOGITS, STANDARD, STANDARD_BACKWARD, REPORTED, REPORTED_BACKWARD}
@@ -176,6 +169,12 @@ def test_float32_parameters_double_what_the_model_and_its_optimizer_take(tiny: P
     plain = rows(tiny)[OPTIMIZER].kinds
     assert mixed[PARAMETERS] == 2 * plain[PARAMETERS]
     assert mixed[GRADIENTS] == 2 * plain[GRADIENTS]
+
+
+def test_the_losses_that_are_tried_compute_in_the_dtype_of_the_step(tiny: Profile) -> None:
+    copied = rows(tiny_profile("training.precision=bfloat16"))
+    for name in (LOGITS, STANDARD, REPORTED):
+        assert copied[name].stage.added_bytes == rows(tiny)[name].stage.added_bytes
 
 
 def test_the_profiled_step_runs_on_real_tensors() -> None:
@@ -305,12 +304,14 @@ def test_the_reports_step_has_the_reports_sizes() -> None:
     def outputs_only(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
         given = [*tensors, *(t for t in options.values() if isinstance(t, torch.Tensor))]
         out_bytes = tensors[0].nbytes
-        return StandIn(Footprint(out_bytes, out_bytes, sum(t.nbytes for t in given)), keeps_inputs=True)(*given)
+        return StandIn(Footprint(out_bytes, out_bytes, sum(t.nbytes for t in given)), keeps_inputs=[True] * len(given))(
+            *given
+        )
 
     def put_into(model: torch.nn.Module) -> None:
-        assert isinstance(model, Decoder)
-        for layer in model.layers:
-            layer.attention.kind = AttentionKind("nsa", outputs_only, outputs_only)
+        for module in model.modules():
+            if isinstance(module, SparseAttention):
+                module.rotate = module.function = outputs_only
 
     measurable = MeasurableStep(incident, load_config(incident, incident.config), stand_ins=StandIns(put_into))
 

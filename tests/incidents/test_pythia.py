@@ -21,9 +21,9 @@ from memfix.incidents.profile_step import profile
 from memfix.incidents.pythia_vocabulary import create_pythia_70m
 from memfix.incidents.pythia_vocabulary.attention import dense_attention, window_attention
 from memfix.incidents.pythia_vocabulary.calculator import breakdown
-from memfix.incidents.pythia_vocabulary.checks.evidence import SHRUNKEN
+from memfix.incidents.pythia_vocabulary.checks import SHRUNKEN
 from memfix.incidents.pythia_vocabulary.incident import ONE_HOT_LOSS, incident
-from memfix.incidents.pythia_vocabulary.model import LOSS, Pythia, PythiaConfig
+from memfix.incidents.pythia_vocabulary.model import Pythia, PythiaConfig
 from memfix.incidents.training import Run, train
 
 SCALARS = range(17)  # bytes of losses and counts, which the calculator leaves out
@@ -133,7 +133,7 @@ def test_the_calculator_comes_to_the_simulated_bytes(overrides: tuple[str, ...])
     assert timeline is not None
     live = {name: timeline.live_bytes[start - 1 : end] for start, end, name in timeline.stage_spans()}
     assert live[PARAMETERS][-1] == of_step.parameters + of_step.batch_and_tables
-    assert live[LOSS][-1] - live[PARAMETERS][-1] - of_step.activations - of_step.logits // 3 in SCALARS
+    assert live[Pythia.loss_stage][-1] - live[PARAMETERS][-1] - of_step.activations - of_step.logits // 3 in SCALARS
     assert max(live[LATER_STEP]) - of_step.peak in SCALARS
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from judged_claims import claims_of, judged
@@ -11,7 +12,6 @@ from judged_claims import claims_of, judged
 from memfix.incidents.claims import HOLDS, NOT_TESTABLE, WRONG, counts
 from memfix.incidents.judging import JudgedClaim
 from memfix.incidents.pythia_vocabulary.checks import Evidence, kernels, tools
-from memfix.incidents.pythia_vocabulary.model import Pythia, create_pythia_70m
 
 INCIDENT = "pythia_vocabulary"
 
@@ -28,8 +28,8 @@ def test_verdicts_as_recorded() -> None:
 class Larger(Evidence):
     """Layers of the size that the report counts: 11 million parameters."""
 
-    def model(self, words: int = 10_000) -> Pythia:
-        return create_pythia_70m(words, device="meta", width=960, heads=8)[0]
+    def model(self, *overrides: str) -> Any:
+        return super().model(*overrides, "model.width=960", "model.heads=8")
 
 
 @pytest.mark.parametrize("name", ["PYT-28", "PYT-30", "PYT-43"])

@@ -13,8 +13,7 @@ from judged_claims import claims_of, judged
 
 from memfix.incidents.claims import HOLDS, NOT_TESTABLE, WRONG, counts
 from memfix.incidents.judging import JudgedClaim
-from memfix.incidents.scent_decoder.checks import Evidence, behaviour
-from memfix.incidents.scent_decoder.checks.evidence import held_bytes, naive_feed_forward
+from memfix.incidents.scent_decoder.checks import Evidence, behaviour, held_bytes, naive_feed_forward
 from memfix.incidents.scent_decoder.incident import RUNS
 from memfix.incidents.scent_decoder.layers import FeedForward
 from memfix.incidents.scent_decoder.model import ScentModel
@@ -151,7 +150,7 @@ def test_a_checkpoint_that_draws_anew_is_seen(monkeypatch: pytest.MonkeyPatch) -
     def draws_anew(*args: Any, **options: Any) -> Any:
         return real(*args, **options | {"preserve_rng_state": False})
 
-    monkeypatch.setattr("memfix.incidents.scent_decoder.model.checkpoint", draws_anew)
+    monkeypatch.setattr("memfix.incidents.decoder_parts.checkpoint", draws_anew)
     assert judge("SCN-30").drift[0] == "recorded holds, now wrong"
 
 

@@ -254,7 +254,7 @@ def test_the_reports_recommendation_does_not_fit() -> None:
 
 
 def test_the_runs_are_steps_of_the_reports_config() -> None:
-    assert {run.file for run in RUNS} == {"config.yaml"}
+    assert {run.file for run in RUNS} == {None}
     assert len({run.name for run in RUNS}) == len(RUNS) == len({run.overrides for run in RUNS})
     assert not RUNS[0].overrides
 

@@ -4,10 +4,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -21,44 +20,15 @@ from ..decoder_parts import layer_stage
 from ..incident import Growth, Incident
 from ..measured_step import repeated_reading
 from ..profile import ReportedFigure
-from ..schema import setting
 from ..staged_reading import StagedReading
 from ..stand_in import StandIn, StandIns, kept_inputs, measure_footprint
 from ..step import Precision
 from ..tokens import TokenData, num_token_targets, token_batches
-from .block import KDA_MODES, REPLAYED, SCAN, SCAN_FORMS, SEQUENTIAL, attend_of
-from .chunk_size import DEFAULT_CHUNK_SIZE
-from .model import LanguageModel
+from .block import REPLAYED, SCAN, SEQUENTIAL, attend_of
+from .model import KDAModel, ModelConfig
 
 COMPARED = ("naive", "reported", "streamed", "wy")
 COMPARED_UP_TO = 1024  # tokens of a sequence: most forms loop over tokens, which takes minutes for longer sequences
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """The ``model`` section: the arguments of :class:`LanguageModel`, by name."""
-
-    layers: int = setting(low=1, about="number of layers, each a KDA block and a feed-forward")
-    width: int = setting(low=1, about="width of the hidden states")
-    heads: int = setting(low=1, about="heads per KDA block")
-    head_width: int = setting(low=1, about="dk: width of keys and queries per head")
-    value_width: int | None = setting(None, low=1, about="dv: width of values per head; null: the same as of keys")
-    ffn_width: int = setting(low=1, about="inner width of the feed-forward")
-    vocabulary: int = setting(low=2, about="number of different tokens")
-    kda_memory_chunk_size: int = setting(
-        DEFAULT_CHUNK_SIZE, low=1, about="tokens per chunk of the scan; a value outside 32 to 128 gives a warning"
-    )
-    kda_mode: str = setting(
-        SCAN, choices=KDA_MODES, about="scan computes states chunk by chunk, sequential token by token"
-    )
-    kda_form: str = setting(
-        "auto", choices=SCAN_FORMS, about="form of the scan; naive and reported are the report's own code"
-    )
-
-
-def build_model(config: ModelConfig, *, gradient_checkpointing: bool = False, **where: Any) -> LanguageModel:
-    """Build the model that ``config`` describes. ``where`` may hold a device and a dtype."""
-    return LanguageModel(**dataclasses.asdict(config), gradient_checkpointing=gradient_checkpointing, **where)
 
 
 def op_name(config: RunConfig) -> str:
@@ -93,12 +63,12 @@ def _stand_ins(config: RunConfig, meter: Meter, say: Say) -> StandIns | None:
     stand_in = StandIn(footprint, kept_inputs(meter, of_v_first, _shapes(config, few)))
 
     def put_into(model: torch.nn.Module) -> None:
-        for block in cast(LanguageModel, model).blocks:
+        for block in cast(KDAModel, model).blocks:
             block.attend = lambda q, k, v, g, beta: stand_in(v, q, k, g, beta)
 
     is_many_nodes = model.kda_mode == SEQUENTIAL or model.kda_form in REPLAYED
     estimate = (f"{name} is many nodes of autograd, measured as one: peaks are off by a few tensors of q's size",)
-    return StandIns(put_into, {name: footprint}, footprint.notes + (estimate if is_many_nodes else ()))
+    return StandIns(put_into, footprint, footprint.notes + (estimate if is_many_nodes else ()))
 
 
 def _shapes(config: RunConfig, num_tokens: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
@@ -132,7 +102,7 @@ def layer_growth(config: RunConfig, capacity_bytes: int, meter: Meter, say: Say 
         tried.append(Tried(layers, repeated_reading(incident, at, meter, stand_ins=stand_ins), capacity_bytes))
     few, many = tried
     bytes_a_layer = (many.bytes - few.bytes) // (many.value - few.value)
-    op_bytes = stand_ins.footprints[op_name(config)].forward_peak_bytes if stand_ins else 0
+    op_bytes = stand_ins.op.forward_peak_bytes if stand_ins and stand_ins.op else 0
     return LayerGrowth(op_bytes, bytes_a_layer, max(0, few.value + (capacity_bytes - few.bytes) // bytes_a_layer))
 
 
@@ -146,10 +116,10 @@ def is_of_the_report(config: RunConfig) -> bool:
 def _reported_figures(measured: StagedReading) -> Mapping[str, ReportedFigure]:
     """The report's figure for the op, before or after its fix, beside the first layer."""
     config = measured.config
-    if measured.stand_ins is None or not is_of_the_report(config):
+    footprint = measured.stand_ins.op if measured.stand_ins else None
+    if footprint is None or not is_of_the_report(config):
         return {}
     figure = "~536 MB" if config.model.kda_form == "naive" else "~134 MB"
-    footprint = measured.stand_ins.footprints[op_name(config)]
     took, kept = (format_bytes(size) for size in (footprint.forward_peak_bytes, footprint.held_bytes))
     why = f"the op takes {took} at once, and keeps {kept} until backward"
     return {layer_stage(0): ReportedFigure(figure, why, "KDA-10, KDA-20, KDA-34")}
@@ -163,8 +133,8 @@ def _conclusions(measured: StagedReading) -> Iterator[str]:
         f"{format_bytes(of_layers[-1].added_bytes)} are kept of each layer until backward, {format_bytes(kept)} of all "
         f"{config.model.layers}: {kept / capacity:.2%} of {format_bytes(capacity)}"
     )
-    if measured.stand_ins is not None:
-        took = measured.stand_ins.footprints[op_name(config)].forward_peak_bytes
+    if measured.stand_ins is not None and measured.stand_ins.op is not None:
+        took = measured.stand_ins.op.forward_peak_bytes
         yield f"one {op_name(config)} takes {format_bytes(took)} at once, {took / capacity:.2%} of it"
     yield _crossing(measured.reading.stages, capacity)
     if measured.stand_ins is not None:
@@ -199,7 +169,7 @@ incident = Incident(
     package=__package__,
     model_schema=ModelConfig,
     data_schema=TokenData,
-    build=lambda config: build_model(config.model, gradient_checkpointing=config.training.gradient_checkpointing),
+    build=KDAModel,
     data=lambda config: token_batches(config.data, config.model.vocabulary),
     loss=lambda model, batch: model(*batch),
     num_targets=num_token_targets,

@@ -4,90 +4,74 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import nn
 
-from ...meters.stages import stage
-from ..decoder_parts import FeedForward, init_weights, next_token_loss, run_layers
-from .block import SCAN, KDABlock
-from .chunk_size import DEFAULT_CHUNK_SIZE
+from ..config import RunConfig
+from ..decoder_parts import FeedForward, LanguageModel
+from ..schema import setting
+from .block import DEFAULT_CHUNK_SIZE, KDA_MODES, SCAN, SCAN_FORMS, KDABlock
 
-# stages of the forward pass; each layer is one
-EMBEDDING, LOSS = "embedding", "loss"
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The ``model`` section."""
+
+    layers: int = setting(low=1, about="number of layers, each a KDA block and a feed-forward")
+    width: int = setting(low=1, about="width of the hidden states")
+    heads: int = setting(low=1, about="heads per KDA block")
+    head_width: int = setting(low=1, about="dk: width of keys and queries per head")
+    value_width: int | None = setting(None, low=1, about="dv: width of values per head; null: the same as of keys")
+    ffn_width: int = setting(low=1, about="inner width of the feed-forward")
+    vocabulary: int = setting(low=2, about="number of different tokens")
+    kda_memory_chunk_size: int = setting(
+        DEFAULT_CHUNK_SIZE, low=1, about="tokens per chunk of the scan; a value outside 32 to 128 gives a warning"
+    )
+    kda_mode: str = setting(
+        SCAN, choices=KDA_MODES, about="scan computes states chunk by chunk, sequential token by token"
+    )
+    kda_form: str = setting(
+        "auto", choices=SCAN_FORMS, about="form of the scan; naive and reported are the report's own code"
+    )
 
 
 class Layer(nn.Module):
     """A KDA block, then a feed-forward."""
 
-    def __init__(self, width: int, ffn_width: int, block: KDABlock, where: dict[str, Any]) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.kda = block
-        self.ffn_norm = nn.RMSNorm(width, **where)
-        self.ffn = FeedForward(width, ffn_width, where)
+        self.kda = KDABlock(
+            config.width,
+            config.heads,
+            config.head_width,
+            config.value_width,
+            memory_chunk_size=config.kda_memory_chunk_size,
+            kda_mode=config.kda_mode,
+            form=config.kda_form,
+        )
+        self.ffn_norm = nn.RMSNorm(config.width)
+        self.ffn = FeedForward(config.width, config.ffn_width)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         x_BTD = self.kda(x_BTD)
-        ffn_BTD: torch.Tensor = self.ffn(self.ffn_norm(x_BTD))
-        return x_BTD + ffn_BTD
+        return x_BTD + self.ffn(self.ffn_norm(x_BTD))
 
 
-class LanguageModel(nn.Module):
-    """``model(ids_BT, target_BT)`` is the sum of the losses of all targets that are not ignored."""
+class KDAModel(LanguageModel):
+    loss_stage = "loss"
+    norm_is_in_loss_stage = True
 
-    def __init__(
-        self,
-        *,
-        layers: int,
-        width: int,
-        heads: int,
-        head_width: int,
-        ffn_width: int,
-        vocabulary: int,
-        value_width: int | None = None,
-        kda_memory_chunk_size: int = DEFAULT_CHUNK_SIZE,
-        kda_mode: str = SCAN,
-        kda_form: str = "auto",
-        gradient_checkpointing: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        where: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.gradient_checkpointing = gradient_checkpointing
-
-        def block() -> KDABlock:
-            return KDABlock(
-                width,
-                heads,
-                head_width,
-                value_width,
-                memory_chunk_size=kda_memory_chunk_size,
-                kda_mode=kda_mode,
-                form=kda_form,
-                **where,
-            )
-
-        self.embedding = nn.Embedding(vocabulary, width, **where)
-        self.layers = nn.ModuleList(Layer(width, ffn_width, block(), where) for _ in range(layers))
-        self.norm = nn.RMSNorm(width, **where)
-        self.head = nn.Linear(width, vocabulary, bias=False, **where)
-        init_weights(self, layers, ("kda.out.weight", "ffn.down.weight"))
+    def __init__(self, config: RunConfig) -> None:
+        model: ModelConfig = config.model
+        layers = (Layer(model) for _ in range(model.layers))
+        super().__init__(
+            model.vocabulary, model.width, layers, gradient_checkpointing=config.training.gradient_checkpointing
+        )
 
     @property
     def blocks(self) -> list[KDABlock]:
         """The KDA block of each layer."""
         return [cast(Layer, layer).kda for layer in self.layers]
-
-    def hidden_states(self, ids_BT: torch.Tensor) -> torch.Tensor:
-        """The input of the head, ``[B, T, D]``."""
-        stage(EMBEDDING)
-        x_BTD: torch.Tensor = self.embedding(ids_BT)
-        x_BTD = run_layers(self.layers, x_BTD, gradient_checkpointing=self.gradient_checkpointing)
-        stage(LOSS)
-        hidden_BTD: torch.Tensor = self.norm(x_BTD)
-        return hidden_BTD
-
-    def forward(self, ids_BT: torch.Tensor, target_BT: torch.Tensor) -> torch.Tensor:
-        return next_token_loss(self.hidden_states(ids_BT), self.head.weight, target_BT)

@@ -9,50 +9,32 @@ does not: a RoPE table in every layer, a layer that keeps all its activations, a
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 
 from ...meters.base import Meter
-from ...meters.stages import stage
+from ...meters.stages import Stage, stage
 from ...ops.linear_cross_entropy.reported import reported_linear_cross_entropy
-from ...ops.nsa import nsa
 from ...ops.rope import RotaryEmbedding
 from ...progress import Say
 from ...units import GiB, format_bytes
 from ..config import RunConfig
-from ..decoder_parts import FeedForward
+from ..decoder_parts import EMBEDDING, Attention, FeedForward
 from ..incident import Growth, Incident
 from ..profile import BACKWARD, GRADIENTS, OPTIMIZER, PARAMETERS, STATES, ReportedFigure
-from ..schema import setting
 from ..staged_reading import Asides, StagedReading, on_first_output
-from ..stand_in import Footprint, StandIn, StandIns, measure_footprint
+from ..stand_in import StandIn, StandIns, measure_footprint
 from ..step import Precision
-from ..tokens import TokenBatch, TokenData, labelled_batches, num_token_targets
-from .model import (
-    ATTENTION_TYPES,
-    EMBEDDING,
-    LOSS_FORMS,
-    SIZES,
-    AttentionKind,
-    Decoder,
-    ModelSize,
-    SparseAttend,
-    build_model,
-    next_labels,
-    private_tables,
-)
+from ..tokens import IGNORED, TokenBatch, TokenData, labelled_batches, num_token_targets
+from .model import NSA, Decoder, ModelConfig, SparseAttention, next_labels, private_tables
 
 ROPE_TABLES = "with a RoPE table in every layer"
 WHOLE_LAYER = "first layer, all kept"
 LOGITS = "with the logits"
-STANDARD, STANDARD_BACKWARD = "loss, standard", "loss, standard: backward"
-REPORTED, REPORTED_BACKWARD = "loss, chunked as reported", "loss, chunked as reported: backward"
+STANDARD, REPORTED = "loss, standard", "loss, chunked as reported"
 
 REPORT_SIZE = "4B"
 REPORT_CAPACITY_BYTES = int(94.97 * GiB)
@@ -61,47 +43,10 @@ REPORT_CAPACITY_BYTES = int(94.97 * GiB)
 WARMUP_TOKENS = 64
 
 
-@dataclass(frozen=True)
-class ModelConfig:
-    """The ``model`` section."""
-
-    size: str = setting(choices=SIZES, about="the decoder, by its size")
-    attention_type: str = setting(
-        "nsa",
-        choices=ATTENTION_TYPES,
-        about="nsa is native sparse attention; dense is causal attention to all tokens before",
-    )
-    loss_form: str = setting(
-        "auto",
-        choices=LOSS_FORMS,
-        about="form of linear_cross_entropy; auto chooses a chunked form at any length; reported is the report's fix",
-    )
-    rows_per_chunk: int | None = setting(
-        None, low=1, about="tokens per chunk of the loss; null: the form's own default"
-    )
-
-
-def _size(config: RunConfig) -> ModelSize:
-    return SIZES[config.model.size]
-
-
-def _build(config: RunConfig) -> Decoder:
-    model = config.model
-    return build_model(
-        model.size,
-        attention_type=model.attention_type,
-        gradient_checkpointing=config.training.gradient_checkpointing,
-        loss_form=model.loss_form,
-        rows_per_chunk=model.rows_per_chunk,
-        rotate=RotaryEmbedding(_size(config).head_width, max_positions=config.data.context_length),
-    )
-
-
 def _loss(model: torch.nn.Module, batch: TokenBatch) -> torch.Tensor:
     ids_BT1, labels_BT1 = batch
     stage(EMBEDDING)  # begins here, because a sharded model gathers its outermost parameters before its forward
-    loss: torch.Tensor = model(ids_BT1[:, :-1], labels_BT1, reduction="sum")
-    return loss
+    return model(ids_BT1[:, :-1], labels_BT1)
 
 
 def _num_targets(batch: TokenBatch) -> int:
@@ -118,7 +63,7 @@ def _describe(config: RunConfig) -> list[str]:
 # ---------------------------------------------------------------- simulated once instead of in every layer
 def _stand_ins(config: RunConfig, meter: Meter, say: Say) -> StandIns | None:
     """Stand-ins for rotation and sparse attention, which run many small operators in every layer."""
-    size, batch, tokens = _size(config), config.batch_size, config.data.context_length
+    size, batch, tokens = config.model.shape, config.batch_size, config.data.context_length
     if tokens <= WARMUP_TOKENS:
         return None
     dtype = Precision.named(config.training.precision).compute
@@ -126,83 +71,62 @@ def _stand_ins(config: RunConfig, meter: Meter, say: Say) -> StandIns | None:
     key_shape = (batch, tokens, size.kv_heads, size.head_width)
     rope = RotaryEmbedding(size.head_width, max_positions=tokens)
     say(f"{tokens:,} tokens: rotation and attention of one layer")
-    footprints = {
-        name: measure_footprint(meter, rope, [(shape, dtype)], keeps_tables=True)
-        for name, shape in (("rope of queries", query_shape), ("rope of keys", key_shape))
+    of_shape = {
+        shape: StandIn(measure_footprint(meter, rope, [(shape, dtype)], keeps_tables=True), keeps_inputs=[False])
+        for shape in (query_shape, key_shape)
     }
-    in_place: dict[tuple[int, ...], StandIn] = {
-        shape: StandIn(footprint, keeps_inputs=False)
-        for shape, footprint in zip((query_shape, key_shape), footprints.values(), strict=True)
-    }
+    stand_ins = [*of_shape.values()]
 
     def rotate(x: torch.Tensor) -> torch.Tensor:
         # other shapes than a whole batch's take the real RoPE, whose table the warm-up must make
-        turned: torch.Tensor = in_place.get(tuple(x.shape), rope)(x)
-        return turned
+        return of_shape.get(tuple(x.shape), rope)(x)  # type: ignore[arg-type]
 
-    sparse_attend: SparseAttend = nsa
-    if config.model.attention_type == "nsa":
-        footprints["nsa"] = _nsa_footprint(size, (query_shape, key_shape), dtype, meter)
-        sparse_attend = _as_nsa(StandIn(footprints["nsa"], keeps_inputs=True))
+    if config.model.attention_type == NSA:
+        others = ((*query_shape[:3], 3), (size.sparse.compress_block, size.head_width))
+        of_inputs = [(shape, dtype) for shape in (query_shape, key_shape, key_shape, *others)]
+        footprint = measure_footprint(meter, size.sparse.attend, of_inputs, keeps_tables=False)
+        stand_ins.append(StandIn(footprint, keeps_inputs=[True] * len(of_inputs)))
 
     def put_into(model: torch.nn.Module) -> None:
-        for layer in cast(Decoder, model).layers:
-            cast(Any, layer).attention.kind = AttentionKind(config.model.attention_type, rotate, sparse_attend)
+        for module in model.modules():
+            if isinstance(module, Attention):
+                module.rotate = rotate
+            if isinstance(module, SparseAttention):
+                module.function = stand_ins[-1]
 
-    notes = dict.fromkeys(note for footprint in footprints.values() for note in footprint.notes)
-    return StandIns(put_into, footprints, tuple(notes))
-
-
-def _nsa_footprint(
-    size: ModelSize, shapes: tuple[tuple[int, ...], tuple[int, ...]], dtype: torch.dtype, meter: Meter
-) -> Footprint:
-    query_shape, key_shape = shapes
-    options = dataclasses.asdict(size.sparse)
-
-    def attend(*tensors: torch.Tensor) -> torch.Tensor:
-        *q_k_v_gates, places_LK = tensors
-        return nsa(*q_k_v_gates, position_embedding=places_LK, **options)
-
-    gates_shape, places_shape = (*query_shape[:3], 3), (size.sparse.compress_block, size.head_width)
-    of_inputs = [(shape, dtype) for shape in (query_shape, key_shape, key_shape, gates_shape, places_shape)]
-    return measure_footprint(meter, attend, of_inputs, keeps_tables=False)
-
-
-def _as_nsa(stand_in: StandIn) -> SparseAttend:
-    def attend(*tensors: torch.Tensor, position_embedding: torch.Tensor, **sizes: Any) -> torch.Tensor:
-        return stand_in(*tensors, position_embedding)
-
-    return attend
+    notes = dict.fromkeys(note for one in stand_ins for note in one.footprint.notes)
+    return StandIns(put_into, notes=tuple(notes))
 
 
 # ---------------------------------------------------------------- tried during the step, as the report did
 @contextlib.contextmanager
 def _asides(model: Decoder, batch: TokenBatch, asides: Asides) -> Iterator[None]:
     """Try what the report did, in hooks on the model's modules, and drop the results."""
-    num_tokens, weight_VD = batch[0].shape[1] - 1, model.head.weight
+    num_tokens = batch[0].shape[1] - 1
 
     def whole_layer(x_BTD: torch.Tensor) -> None:
         asides.attempt(WHOLE_LAYER, lambda: model.layers[0](x_BTD))
 
     def other_losses(hidden_BTD: torch.Tensor) -> None:
         asides.attempt(LOGITS, lambda: model.head(hidden_BTD))
-        asides.attempt(STANDARD, lambda: gradients(_standard_loss, hidden_BTD, STANDARD_BACKWARD))
-        asides.attempt(REPORTED, lambda: gradients(reported_linear_cross_entropy, hidden_BTD, REPORTED_BACKWARD))
+        asides.attempt(STANDARD, lambda: gradients(_standard_loss, hidden_BTD))
+        asides.attempt(REPORTED, lambda: gradients(reported_linear_cross_entropy, hidden_BTD))
 
-    def gradients(loss_of: Callable[..., torch.Tensor], hidden_BTD: torch.Tensor, backward_name: str) -> object:
+    def gradients(loss_of: Callable[..., torch.Tensor], hidden_BTD: torch.Tensor) -> object:
         target_N = next_labels(batch[1], num_tokens).flatten()
+        weight_VD = model.head.weight  # inside the step, where it may be a copy in the compute dtype
         loss = loss_of(hidden_BTD.flatten(0, 1), weight_VD, target_N)
-        return asides.gradients(backward_name, loss, (hidden_BTD, weight_VD))
+        return asides.gradients(loss, (hidden_BTD, weight_VD))
 
-    size, device, dtype = model.size, weight_VD.device, weight_VD.dtype
-    asides.attempt(ROPE_TABLES, lambda: private_tables(size, num_tokens, device=device, dtype=dtype))
+    size, weight = model.config.shape, model.head.weight
+    asides.attempt(ROPE_TABLES, lambda: private_tables(size, num_tokens, device=weight.device, dtype=weight.dtype))
     with on_first_output(model.embedding, whole_layer), on_first_output(model.norm, other_losses):
         yield
 
 
 def _standard_loss(hidden_ND: torch.Tensor, weight_VD: torch.Tensor, target_N: torch.Tensor) -> torch.Tensor:
     """The loss as the report's old code computes it."""
-    return F.cross_entropy(F.linear(hidden_ND, weight_VD), target_N, ignore_index=-100)
+    return F.cross_entropy(F.linear(hidden_ND, weight_VD), target_N, ignore_index=IGNORED)
 
 
 # ---------------------------------------------------------------- beside the report
@@ -219,7 +143,7 @@ def _reported_figures(measured: StagedReading) -> Mapping[str, ReportedFigure]:
     stages = measured.stages
     added = {name: format_bytes(stage.added_bytes) for name, stage in stages.items()}
     peaks = {name: format_bytes(stage.peak_bytes) for name, stage in stages.items()}
-    feed_forward = _feed_forward_bytes(measured)
+    feed_forward = feed_forward_bytes(stages[WHOLE_LAYER])
     of_which = f"{format_bytes(feed_forward)} of {added[WHOLE_LAYER]} are" if feed_forward else "most of it is"
     both = format_bytes(measured.parameter_bytes + stages[ROPE_TABLES].added_bytes)
     return {
@@ -247,19 +171,10 @@ def _reported_figures(measured: StagedReading) -> Mapping[str, ReportedFigure]:
     }
 
 
-def _feed_forward_bytes(measured: StagedReading) -> int | None:
-    """The bytes alive at the end of ``WHOLE_LAYER`` that the feed-forward allocated; None without a timeline."""
-    timeline = measured.reading.timeline
-    if timeline is None:
-        return None
-    lines, first = inspect.getsourcelines(FeedForward)
-    event = next(end - 1 for _, end, name in timeline.stage_spans() if name == WHOLE_LAYER)
-    return sum(
-        buffer.bytes
-        for buffer in timeline.alive_at(event)
-        if buffer.born and buffer.line and buffer.line.file == inspect.getfile(FeedForward)
-        and first <= buffer.line.number < first + len(lines)
-    )  # fmt: skip
+def feed_forward_bytes(stage: Stage) -> int:
+    """The bytes alive at the end of a stage that the feed-forward allocated; 0 if the meter sees no source lines."""
+    source = inspect.getsource(FeedForward.forward)
+    return sum(row.bytes for row in stage.alive_at_end if row.code and row.code in source)
 
 
 def _conclusions(measured: StagedReading) -> Iterator[str]:
@@ -286,14 +201,14 @@ incident = Incident(
     package=__package__,
     model_schema=ModelConfig,
     data_schema=TokenData,
-    build=_build,
-    data=lambda config: labelled_batches(config.data, _size(config).vocabulary),
+    build=Decoder,
+    data=lambda config: labelled_batches(config.data, config.model.shape.vocabulary),
     loss=_loss,
     num_targets=_num_targets,
     layers=lambda model: model.layers,
     config="report.yaml",
     grows=(
-        Growth("data.context_length", "tokens", lambda config: max(64, _size(config).context_length // 128)),
+        Growth("data.context_length", "tokens", lambda config: max(64, config.model.shape.context_length // 128)),
         Growth("training.batch_size", "sequences"),
     ),
     describe=_describe,

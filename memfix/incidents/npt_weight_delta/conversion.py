@@ -29,8 +29,7 @@ class LayerParts:
 
     @property
     def base(self) -> nn.Module:
-        base: nn.Module = getattr(self.feed_forward, self.projection)
-        return base
+        return getattr(self.feed_forward, self.projection)
 
 
 @dataclass

@@ -123,22 +123,16 @@ def _describe(config: RunConfig) -> list[str]:
 # ---------------------------------------------------------------- beside the report
 _BATCH_4 = ("training.batch_size=4", "training.gradient_accumulation_steps=8")
 _OFFLOAD, _FP16 = "optimization.use_cpu_offload=true", "optimization.mixed_precision=fp16"
+_BASIC = ("model.form=reported",)
 RUNS = (
-    ReportedRun("original", "config.yaml", (*_BATCH_4, "model.form=naive"), ">80 GB, fails", "NPT-27"),
-    ReportedRun(
-        "basic optimization",
-        "config.yaml",
-        ("model.form=reported",),
-        "~79 GB, fails",
-        "NPT-28",
-        linear_in="model.converted_layers",
-    ),
-    ReportedRun("product of low rank", "config.yaml", (), "", "NPT-21"),
-    ReportedRun("+ CPU offload", "config.yaml", (_OFFLOAD,), "~78 GB", "NPT-28"),
-    ReportedRun("+ fp16", "config.yaml", (_OFFLOAD, _FP16), "~40 GB", "NPT-29"),
-    ReportedRun("+ fewer layers", "config_optimized.yaml", (), "~35 GB", "NPT-30"),
-    ReportedRun("+ 8-bit", "config_optimized.yaml", ("optimization.use_8bit=true",), "", "NPT-33"),
-    ReportedRun("small model", "small.yaml", ("data.context_length=256",), "~2 GB", "NPT-31"),
+    ReportedRun("original", (*_BATCH_4, "model.form=naive"), ">80 GB, fails", "NPT-27"),
+    ReportedRun("basic optimization", _BASIC, "~79 GB, fails", "NPT-28", linear_in="model.converted_layers"),
+    ReportedRun("product of low rank", (), "", "NPT-21"),
+    ReportedRun("+ CPU offload", (_OFFLOAD,), "~78 GB", "NPT-28"),
+    ReportedRun("+ fp16", (_OFFLOAD, _FP16), "~40 GB", "NPT-29"),
+    ReportedRun("+ fewer layers", (), "~35 GB", "NPT-30", file="config_optimized.yaml"),
+    ReportedRun("+ 8-bit", ("optimization.use_8bit=true",), "", "NPT-33", file="config_optimized.yaml"),
+    ReportedRun("small model", ("data.context_length=256",), "~2 GB", "NPT-31", file="small.yaml"),
 )
 
 

@@ -66,13 +66,19 @@ def breakdown(model: PythiaConfig, *, batch_size: int, context_length: int, prec
     num_tokens, item_size = batch_size * context_length, of.compute.itemsize
     parameters = model.get_total_params() * of.parameters.itemsize
     vectors = (model.layers * 13 + 2) * model.width * of.parameters.itemsize
+    hidden = num_tokens * model.width * item_size
+    norm = hidden + 2 * num_tokens * LOSS_ITEM_SIZE  # the mean and the deviation of each row are kept too
+    masks = 2 * num_tokens * model.width if model.dropout else 0
+    attention = _attention(model, batch_size, context_length, item_size)
+    # a layer keeps its input, both norms, attention, and the feed-forward before and after its activation
+    layer = hidden + 2 * norm + attention + 2 * 4 * hidden + masks
     return Breakdown(
         parameters=parameters,
         matrices=parameters - vectors,
         gradients=parameters,
         adam_states=2 * parameters,
         batch_and_tables=2 * num_tokens * ID_ITEM_SIZE + _rotary_table(model),
-        activations=_activations(model, batch_size, context_length, item_size),
+        activations=model.layers * layer + hidden + norm,
         logits=3 * num_tokens * model.vocab_size * LOSS_ITEM_SIZE,
     )
 
@@ -84,22 +90,6 @@ def _rotary_table(model: PythiaConfig) -> int:
     while rows < model.max_positions:
         rows *= 2
     return rows * model.head_width * LOSS_ITEM_SIZE
-
-
-def _activations(model: PythiaConfig, batch_size: int, context_length: int, item_size: int) -> int:
-    hidden = batch_size * context_length * model.width * item_size
-    statistics = 2 * batch_size * context_length * LOSS_ITEM_SIZE  # mean and deviation of a norm's rows
-    return model.layers * _layer(model, batch_size, context_length, item_size) + 2 * hidden + statistics
-
-
-def _layer(model: PythiaConfig, batch_size: int, context_length: int, item_size: int) -> int:
-    """The bytes of a layer's input, both norms, attention, and the feed-forward before and after its activation."""
-    num_elements = batch_size * context_length * model.width
-    hidden = num_elements * item_size
-    norms = 2 * hidden + 2 * 2 * batch_size * context_length * LOSS_ITEM_SIZE
-    feed_forward = 2 * 4 * hidden
-    masks = 2 * num_elements if model.dropout else 0
-    return hidden + norms + _attention(model, batch_size, context_length, item_size) + feed_forward + masks
 
 
 def _attention(model: PythiaConfig, batch_size: int, context_length: int, item_size: int) -> int:

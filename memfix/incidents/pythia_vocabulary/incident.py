@@ -23,10 +23,9 @@ from ..staged_reading import Asides, StagedReading, on_first_output
 from ..tokens import TokenBatch, num_token_targets
 from .calculator import breakdown
 from .data import TextData, open_windows
-from .model import GATHER, LOSS, ONE_HOT, STANDARD, Pythia, PythiaConfig, logits_loss, one_hot_embedding
+from .model import GATHER, ONE_HOT, STANDARD, Pythia, PythiaConfig, logits_loss, one_hot_embedding
 
 ONE_HOT_EMBEDDING, ONE_HOT_LOSS = "embedding, one-hot", "loss, one-hot"
-ONE_HOT_EMBEDDING_BACKWARD, ONE_HOT_LOSS_BACKWARD = "embedding, one-hot: backward", "loss, one-hot: backward"
 
 
 def _data(config: RunConfig) -> Callable[[Examples], TokenBatch]:
@@ -51,12 +50,12 @@ def _asides(model: Pythia, batch: TokenBatch, asides: Asides) -> Iterator[None]:
 
     def by_one_hot_rows() -> object:
         embedded_BTD = one_hot_embedding(ids_BT, model.embedding.weight)
-        return asides.gradients(ONE_HOT_EMBEDDING_BACKWARD, embedded_BTD.sum(), (model.embedding.weight,))
+        return asides.gradients(embedded_BTD.sum(), (model.embedding.weight,))
 
     def by_one_hot_targets(hidden_BTD: torch.Tensor) -> None:
         def gradients() -> object:
             loss = logits_loss(ONE_HOT, model.head(hidden_BTD).flatten(0, 1), target_BT.flatten())
-            return asides.gradients(ONE_HOT_LOSS_BACKWARD, loss, (hidden_BTD, model.head.weight))
+            return asides.gradients(loss, (hidden_BTD, model.head.weight))
 
         asides.attempt(ONE_HOT_LOSS, gradients)
 
@@ -78,12 +77,14 @@ def _reported_figures(measured: StagedReading) -> Mapping[str, ReportedFigure]:
     if not is_of_the_report(measured.config):
         return {}
     model = measured.config.model
-    kept = measured.stages[LOSS].end_bytes - measured.stages[PARAMETERS].end_bytes
+    kept = measured.stages[Pythia.loss_stage].end_bytes - measured.stages[PARAMETERS].end_bytes
     return {
         PARAMETERS: ReportedFigure(
             "304 MB", f"a layer has {model.layer_params / 1e6:.2f}M parameters, not 11M", "PYT-28, PYT-30"
         ),
-        LOSS: ReportedFigure("~2 GB", f"{format_bytes(kept)} are kept for backward, logits included", "PYT-34, PYT-44"),
+        Pythia.loss_stage: ReportedFigure(
+            "~2 GB", f"{format_bytes(kept)} are kept for backward, logits included", "PYT-34, PYT-44"
+        ),
         OPTIMIZER: ReportedFigure("608 MB", "two moments of the right number of parameters", "PYT-33"),
     }
 

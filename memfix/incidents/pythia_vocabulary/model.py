@@ -16,19 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ...meters.stages import stage
 from ...ops.embedding import embedding
 from ...ops.embedding.contract import contract as embedding_contract
 from ...ops.one_hot_loss import one_hot_loss
 from ...ops.one_hot_loss.contract import contract as one_hot_loss_contract
 from ...ops.rope import RotaryEmbedding
-from ..decoder_parts import first_positions, init_weights, next_token_loss, run_layers
+from ..decoder_parts import LanguageModel
 from ..schema import setting
 from ..tokens import IGNORED
 from .attention import dense_attention, window_attention
-
-# stages of the forward pass; each layer is one more
-EMBEDDING, LOSS = "embedding", "head and loss"
 
 LEARNED, ROTARY = "learned", "rotary"
 PUBLISHED_VOCABULARY = 50_304  # of the published Pythia-70M
@@ -105,15 +101,16 @@ def create_pythia_70m(
 ) -> tuple[Pythia, PythiaConfig]:
     """Build the model and its config, as in the report's check. ``settings`` are other fields of the config."""
     config = PythiaConfig(vocab_size=vocab_size, use_sparse_attention=use_sparse_attention, **settings)
-    return Pythia(config, device=device), config
+    with torch.device(device or torch.get_default_device()):
+        return Pythia(config), config
 
 
 class Attention(nn.Module):
-    def __init__(self, config: PythiaConfig, rotate: RotaryEmbedding | None, where: dict[str, Any]) -> None:
+    def __init__(self, config: PythiaConfig, rotate: RotaryEmbedding | None) -> None:
         super().__init__()
         self.config, self.rotate = config, rotate
-        self.qkv = nn.Linear(config.width, 3 * config.width, **where)
-        self.out = nn.Linear(config.width, config.width, **where)
+        self.qkv = nn.Linear(config.width, 3 * config.width)
+        self.out = nn.Linear(config.width, config.width)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         q_BTHK, k_BTHK, v_BTHK = self.qkv(x_BTD).unflatten(-1, (3, self.config.heads, -1)).unbind(-3)
@@ -125,70 +122,51 @@ class Attention(nn.Module):
             out_BHTK = window_attention(q_BHTK, k_BHTK, v_BHTK, window=self.config.window, dropout=dropout)
         else:
             out_BHTK = dense_attention(q_BHTK, k_BHTK, v_BHTK, dropout=dropout)
-        out_BTD: torch.Tensor = self.out(out_BHTK.transpose(1, 2).flatten(-2))
-        return out_BTD
+        return self.out(out_BHTK.transpose(1, 2).flatten(-2))
 
 
 class Layer(nn.Module):
     """Attention and feed-forward side by side, as GPT-NeoX has them: ``x + attention(norm(x)) + ffn(norm(x))``."""
 
-    def __init__(self, config: PythiaConfig, rotate: RotaryEmbedding | None, where: dict[str, Any]) -> None:
+    def __init__(self, config: PythiaConfig, rotate: RotaryEmbedding | None) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(config.width, **where)
-        self.attention = Attention(config, rotate, where)
-        self.ffn_norm = nn.LayerNorm(config.width, **where)
-        self.ffn_up = nn.Linear(config.width, 4 * config.width, **where)
-        self.ffn_down = nn.Linear(4 * config.width, config.width, **where)
+        self.attention_norm = nn.LayerNorm(config.width)
+        self.attention = Attention(config, rotate)
+        self.ffn_norm = nn.LayerNorm(config.width)
+        self.ffn_up = nn.Linear(config.width, 4 * config.width)
+        self.ffn_down = nn.Linear(4 * config.width, config.width)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         attended_BTD = self.dropout(self.attention(self.attention_norm(x_BTD)))
         ffn_BTD = self.dropout(self.ffn_down(F.gelu(self.ffn_up(self.ffn_norm(x_BTD)))))
-        added_BTD: torch.Tensor = x_BTD + attended_BTD + ffn_BTD
-        return added_BTD
+        return x_BTD + attended_BTD + ffn_BTD
 
 
-class Pythia(nn.Module):
-    """``model(ids_BT, target_BT)`` is the sum of the losses of all targets that are not ignored."""
+class Pythia(LanguageModel):
+    too_long = "raise model.max_positions"
 
-    def __init__(
-        self, config: PythiaConfig, *, gradient_checkpointing: bool = False, device: torch.device | str | None = None
-    ) -> None:
-        super().__init__()
-        where: dict[str, Any] = {"device": device}
-        self.config, self.gradient_checkpointing = config, gradient_checkpointing
-        self.embedding = nn.Embedding(config.vocab_size, config.width, **where)
-        self.positions = None if config.has_rotary else nn.Embedding(config.max_positions, config.width, **where)
+    def __init__(self, config: PythiaConfig, *, gradient_checkpointing: bool = False) -> None:
+        self.config, self.draws = config, config.dropout > 0
         rotate = RotaryEmbedding(config.head_width, max_positions=config.max_positions) if config.has_rotary else None
-        self.layers = nn.ModuleList(Layer(config, rotate, where) for _ in range(config.layers))
-        self.norm = nn.LayerNorm(config.width, **where)
-        self.head = nn.Linear(config.width, config.vocab_size, bias=False, **where)
-        init_weights(self, config.layers, ("attention.out.weight", "ffn_down.weight"))
-
-    def hidden_states(self, ids_BT: torch.Tensor) -> torch.Tensor:
-        """The input of the head, ``[B, T, D]``."""
-        stage(EMBEDDING)
-        x_BTD = self._embedded(ids_BT)
-        x_BTD = run_layers(
-            self.layers, x_BTD, gradient_checkpointing=self.gradient_checkpointing, draws=self.config.dropout > 0
+        super().__init__(
+            config.vocab_size,
+            config.width,
+            (Layer(config, rotate) for _ in range(config.layers)),
+            norm=nn.LayerNorm,
+            positions=0 if config.has_rotary else config.max_positions,
+            gradient_checkpointing=gradient_checkpointing,
         )
-        hidden_BTD: torch.Tensor = self.norm(x_BTD)
-        return hidden_BTD
 
-    def _embedded(self, ids_BT: torch.Tensor) -> torch.Tensor:
-        embed = embedding if self.config.embedding_form == GATHER else one_hot_embedding
-        x_BTD = embed(ids_BT, self.embedding.weight)
-        if self.positions is None:
-            return x_BTD
-        return x_BTD + first_positions(self.positions, ids_BT.shape[-1], "raise model.max_positions")
+    def embed(self, ids_BT: torch.Tensor) -> torch.Tensor:
+        function = embedding if self.config.embedding_form == GATHER else one_hot_embedding
+        return function(ids_BT, self.embedding.weight)
 
-    def forward(self, ids_BT: torch.Tensor, target_BT: torch.Tensor) -> torch.Tensor:
-        hidden_BTD, form = self.hidden_states(ids_BT), self.config.loss_form
-        stage(LOSS)
-        if form == CHUNKED:
-            return next_token_loss(hidden_BTD, self.head.weight, target_BT)
+    def loss(self, hidden_BTD: torch.Tensor, target_BT: torch.Tensor) -> torch.Tensor:
+        if self.config.loss_form == CHUNKED:
+            return super().loss(hidden_BTD, target_BT)
         logits_NV = self.head(hidden_BTD).flatten(0, 1).float()
-        return logits_loss(form, logits_NV, target_BT.flatten())
+        return logits_loss(self.config.loss_form, logits_NV, target_BT.flatten())
 
 
 def one_hot_embedding(ids_BT: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:

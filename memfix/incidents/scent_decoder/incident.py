@@ -28,11 +28,6 @@ def _resolved(config: RunConfig) -> RunConfig:
     return config
 
 
-def _build(config: RunConfig) -> ScentModel:
-    checkpoints = config.training.gradient_checkpointing
-    return ScentModel(config.model, config.data.resolution, gradient_checkpointing=checkpoints)
-
-
 def _loss(model: torch.nn.Module, batch: Images) -> torch.Tensor:
     """The mean squared error of each image, added up."""
     found_BNP = model(batch["images"], batch["coordinates"]).float()
@@ -41,7 +36,7 @@ def _loss(model: torch.nn.Module, batch: Images) -> torch.Tensor:
 
 def num_parameters(config: RunConfig) -> int:
     with torch.device("meta"):
-        return decoder_parts.num_parameters(_build(config))
+        return decoder_parts.num_parameters(ScentModel(config))
 
 
 def _describe(config: RunConfig) -> list[str]:
@@ -59,28 +54,23 @@ CHECKPOINT, BATCH_16 = "training.gradient_checkpointing=true", "training.batch_s
 ATTENTION, FEED_FORWARD = "model.attention=auto", "model.feed_forward=auto"
 TWO_LAYERS, BF16 = "model.num_layers=2", "training.precision=bfloat16"
 
-
-def _run(name: str, overrides: tuple[str, ...], figure: str, claim: str) -> ReportedRun:
-    return ReportedRun(name, "config.yaml", overrides, figure, claim)
-
-
 FLOAT32_RUNS = (
-    _run("original", (), "~40 GB", "SCN-15"),
-    _run("1: feed-forwards alone", ("model.decoder=ff",), "~5 GB", "SCN-36"),
-    _run("2: attention to 256 latents", ("model.decoder=cross",), "18 -> 4.5 GB", "SCN-27"),
-    _run("3: batch 16", (BATCH_16,), "10 GB", "SCN-28"),
-    _run("4: checkpointing", (CHECKPOINT,), "~50 % less", "SCN-31"),
-    _run("5: 16 x 16 pixels", ("data.resolution=16",), "not recommended", "SCN-33"),
-    _run("5: num_layers 2", (TWO_LAYERS,), "not recommended", "SCN-33"),
-    _run("ResidualBlocks", ("model.decoder=residual",), "O(N)", "SCN-17"),
-    _run("our attention", (ATTENTION,), "", "SCN-43"),
-    _run("our attention and feed-forward", (ATTENTION, FEED_FORWARD), "", "SCN-43"),
-    _run("both, checkpointed", (ATTENTION, FEED_FORWARD, CHECKPOINT), "", "SCN-43"),
-    _run("1 with our feed-forward", ("model.decoder=ff", ATTENTION, FEED_FORWARD), "", "SCN-36"),
+    ReportedRun("original", (), "~40 GB", "SCN-15"),
+    ReportedRun("1: feed-forwards alone", ("model.decoder=ff",), "~5 GB", "SCN-36"),
+    ReportedRun("2: attention to 256 latents", ("model.decoder=cross",), "18 -> 4.5 GB", "SCN-27"),
+    ReportedRun("3: batch 16", (BATCH_16,), "10 GB", "SCN-28"),
+    ReportedRun("4: checkpointing", (CHECKPOINT,), "~50 % less", "SCN-31"),
+    ReportedRun("5: 16 x 16 pixels", ("data.resolution=16",), "not recommended", "SCN-33"),
+    ReportedRun("5: num_layers 2", (TWO_LAYERS,), "not recommended", "SCN-33"),
+    ReportedRun("ResidualBlocks", ("model.decoder=residual",), "O(N)", "SCN-17"),
+    ReportedRun("our attention", (ATTENTION,), "", "SCN-43"),
+    ReportedRun("our attention and feed-forward", (ATTENTION, FEED_FORWARD), "", "SCN-43"),
+    ReportedRun("both, checkpointed", (ATTENTION, FEED_FORWARD, CHECKPOINT), "", "SCN-43"),
+    ReportedRun("1 with our feed-forward", ("model.decoder=ff", ATTENTION, FEED_FORWARD), "", "SCN-36"),
 )
 RUNS = (
     *FLOAT32_RUNS,
-    *(_run(f"{run.name}, bfloat16", (*run.overrides, BF16), "", "SCN-44") for run in FLOAT32_RUNS),
+    *(ReportedRun(f"{run.name}, bfloat16", (*run.overrides, BF16), "", "SCN-44") for run in FLOAT32_RUNS),
 )
 
 
@@ -95,7 +85,7 @@ incident = Incident(
     model_schema=ModelConfig,
     data_schema=ImageData,
     resolved=_resolved,
-    build=_build,
+    build=ScentModel,
     data=image_batches,
     loss=_loss,
     quality=lambda loss: f"PSNR {psnr(loss):.2f} dB",

@@ -67,8 +67,7 @@ class Attention(nn.Module):
             mixed_BHNK = attention(
                 q_BHNK, k_BHMK, v_BHMK, dropout=dropout, form=self.form, queries_per_chunk=self.queries_per_chunk
             )
-        out_BND: torch.Tensor = self.to_out(mixed_BHNK.transpose(1, 2).flatten(-2))
-        return out_BND
+        return self.to_out(mixed_BHNK.transpose(1, 2).flatten(-2))
 
     def _seen(self, x_BND: torch.Tensor, context_BMC: torch.Tensor | None) -> torch.Tensor:
         """The tensor that the queries attend to: ``x_BND`` itself, or the context."""
@@ -115,8 +114,7 @@ class PreNorm(nn.Module):
 
     def forward(self, x_BND: torch.Tensor, context_BMC: torch.Tensor | None = None) -> torch.Tensor:
         if isinstance(self.fn, FeedForward):
-            out_BND: torch.Tensor = self.fn(x_BND, self.norm, self.residual)
-            return out_BND
+            return self.fn(x_BND, self.norm, self.residual)
         if self.norm_context is not None and context_BMC is not None:
             context_BMC = self.norm_context(context_BMC)
         out_BND = self.fn(self.norm(x_BND), context_BMC)

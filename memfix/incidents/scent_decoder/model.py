@@ -4,15 +4,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from ...meters.stages import stage
+from ..config import RunConfig
+from ..decoder_parts import run_layer
 from ..schema import setting
 from .layers import (
     ATTENTION_FORMS,
@@ -109,10 +110,11 @@ class Encoder(nn.Module):
 class ScentModel(nn.Module):
     """``model(images, coordinates)`` is the channels of every image at its coordinates, ``[B, N, P]``."""
 
-    def __init__(self, config: ModelConfig, resolution: int, *, gradient_checkpointing: bool = False) -> None:
+    def __init__(self, run: RunConfig) -> None:
         super().__init__()
-        self.config, self.gradient_checkpointing = config, gradient_checkpointing
-        self.patch = resolution // config.latent_edge
+        self.config = config = run.model
+        self.gradient_checkpointing, self.draws = run.training.gradient_checkpointing, config.dropout > 0
+        self.patch = run.data.resolution // config.latent_edge
         hidden, latent = config.hidden_dim, config.latent_dim
         self.patches = nn.Linear(CHANNELS * self.patch**2, latent)
         self.positions = nn.Parameter(torch.randn(config.latent_tokens, latent) * 0.02)
@@ -183,8 +185,7 @@ class ScentModel(nn.Module):
         for skip, block in zip(skips[1:], self.hv_lins, strict=True):
             values.append(self._run([block], values[-1] + skip, latents_BMC))
         stage(OUTPUT)
-        channels: torch.Tensor = sum(lin(value) for lin, value in zip(self.out_lins, values, strict=True))
-        return channels
+        return sum(lin(value) for lin, value in zip(self.out_lins, values, strict=True))
 
     def forward(self, images_BPRR: torch.Tensor, coordinates_BNA: torch.Tensor) -> torch.Tensor:
         latents_BMC = self.latents(images_BPRR)
@@ -192,7 +193,9 @@ class ScentModel(nn.Module):
         if size is None or self.config.decoder == SELF:
             return self.decode(latents_BMC, coordinates_BNA)
         # positions do not depend on each other, so chunks of them are decoded, and decoded again in backward
-        chunks = [self._kept(self.decode, latents_BMC, some) for some in coordinates_BNA.split(size, 1)]
+        chunks = [
+            run_layer(self.decode, latents_BMC, some, draws=self.draws) for some in coordinates_BNA.split(size, 1)
+        ]
         return torch.cat(chunks, 1)
 
     def _encode(self, encoder: Any, x_BND: torch.Tensor, latents_BMC: torch.Tensor) -> torch.Tensor:
@@ -202,12 +205,7 @@ class ScentModel(nn.Module):
         self, blocks: Iterable[nn.Module], x_BND: torch.Tensor, context_BMC: torch.Tensor | None = None
     ) -> torch.Tensor:
         for block in blocks:
-            x_BND = self._kept(block, x_BND, context_BMC) if self.gradient_checkpointing else block(x_BND, context_BMC)
+            x_BND = run_layer(
+                block, x_BND, context_BMC, gradient_checkpointing=self.gradient_checkpointing, draws=self.draws
+            )
         return x_BND
-
-    def _kept(self, part: Callable[..., torch.Tensor], *inputs: torch.Tensor | None) -> torch.Tensor:
-        """``part(*inputs)``, checkpointed: only the inputs are kept, and backward runs ``part`` again."""
-        if not torch.is_grad_enabled():
-            return part(*inputs)
-        out: torch.Tensor = checkpoint(part, *inputs, use_reentrant=False, preserve_rng_state=self.config.dropout > 0)
-        return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import tempfile
 import warnings
 from pathlib import Path
@@ -12,17 +13,15 @@ import torch
 
 from ....ops.kda import kda
 from ....ops.kda.reported import precompute_updates, reported_kda
-from ...claims import Claim
 from ...decoder_parts import num_parameters
-from ...evidence import default_of, fixed_seed, raised, train_alone
+from ...evidence import default_of, fixed_seed, raised
 from ...incident import find_config, load_config
-from ...judging import ON_CPU, CheckResult, as_expected, check, holds_if, sizes
+from ...judging import ON_CPU, CheckResult, as_recorded, check, holds_if, sizes
 from .. import block as blocks
-from ..block import KDABlock
-from ..chunk_size import RECOMMENDED, validated_chunk_size
-from ..incident import ModelConfig, build_model, incident
-from ..model import LanguageModel
-from .evidence import SUBTRACTION, Evidence
+from ..block import RECOMMENDED, KDABlock, validated_chunk_size
+from ..incident import incident
+from ..model import KDAModel, ModelConfig
+from . import SUBTRACTION, Evidence
 
 SIGNATURES, CONFIGS = "signatures", "configs/hn_xs.yaml and hn_s.yaml"
 KEY = "kda_memory_chunk_size"
@@ -55,21 +54,21 @@ def chunks_by_default(evidence: Evidence) -> CheckResult:
 
 
 @check("KDA-15")
-def chunk_parameter(evidence: Evidence, claim: Claim) -> CheckResult:
+def chunk_parameter(evidence: Evidence) -> CheckResult:
     """Look for the parameter, and try sizes that are no number of tokens."""
     tensors = evidence.tensors(3)
     refused = [raised(reported_kda, *tensors, chunk_size=size) for size in (0, -1, 1.5)]
     there = "memory_chunk_size" in inspect.signature(precompute_updates).parameters
     parameter = "memory_chunk_size" if there else "none"
-    return as_expected(claim, SIGNATURES, parameter=parameter, refused=", ".join(refused))
+    return as_recorded(SIGNATURES, parameter=parameter, refused=", ".join(refused))
 
 
 @check("KDA-16")
-def block_parameter(evidence: Evidence, claim: Claim) -> CheckResult:
+def block_parameter(evidence: Evidence) -> CheckResult:
     """Read the parameter's default, and build a block with another value."""
     default = default_of(KDABlock, "memory_chunk_size")
-    kept = KDABlock(8, 2, 4, memory_chunk_size=32, device="meta").memory_chunk_size
-    return as_expected(claim, SIGNATURES, default=str(default), kept=kept)
+    kept = KDABlock(8, 2, 4, memory_chunk_size=32).memory_chunk_size
+    return as_recorded(SIGNATURES, default=str(default), kept=kept)
 
 
 @check("KDA-17")
@@ -82,7 +81,7 @@ def block_passes_it_on(evidence: Evidence) -> CheckResult:
 
 
 @check("KDA-18")
-def model_reads_it(evidence: Evidence, claim: Claim) -> CheckResult:
+def model_reads_it(evidence: Evidence) -> CheckResult:
     """Build models from a config with the key and from one without it, and read the chunk sizes of their blocks."""
     text = find_config(incident, Path("hn_xs.yaml")).read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
@@ -91,25 +90,20 @@ def model_reads_it(evidence: Evidence, claim: Claim) -> CheckResult:
         without = load_config(incident, path, SHRUNKEN)
     found = {}
     for name, config in (("given", evidence.config(*SHRUNKEN, f"model.{KEY}=32")), ("missing", without)):
-        sizes = {block.memory_chunk_size for block in build_model(config.model, device="meta").blocks}
+        sizes = {block.memory_chunk_size for block in KDAModel(config).blocks}
         found[name] = ", ".join(map(str, sizes))
-    found["of_the_model"] = str(default_of(LanguageModel, KEY))
-    return as_expected(claim, "configs/hn_xs.yaml", **found)
+    found["of_the_model"] = str(default_of(ModelConfig, KEY))
+    return as_recorded("configs/hn_xs.yaml", **found)
 
 
 @check("KDA-19")
 def configs_carry_it(evidence: Evidence) -> CheckResult:
     """Compare the values written in both files with the defaults at every level."""
     names = ("hn_xs.yaml", "hn_s.yaml")
-    written = [
-        line.split("#")[0].split(":")[1].strip()
-        for name in names
-        for line in find_config(incident, Path(name)).read_text(encoding="utf-8").splitlines()
-        if line.strip().startswith(f"{KEY}:")
-    ]
+    texts = [find_config(incident, Path(name)).read_text(encoding="utf-8") for name in names]
+    written = [value for text in texts for value in re.findall(rf"^ *{KEY}: *(\w+)", text, re.MULTILINE)]
     defaults = {
-        ModelConfig.__dataclass_fields__[KEY].default,
-        default_of(LanguageModel, KEY),
+        default_of(ModelConfig, KEY),
         default_of(KDABlock, "memory_chunk_size"),
         default_of(kda, "chunk_size"),
     }
@@ -119,14 +113,14 @@ def configs_carry_it(evidence: Evidence) -> CheckResult:
 
 
 @check("KDA-22")
-def range_of_chunks(evidence: Evidence, claim: Claim) -> CheckResult:
+def range_of_chunks(evidence: Evidence) -> CheckResult:
     """Find which sizes are accepted silently, accepted with a warning, and refused."""
     answers: dict[str, list[str]] = {"silent": [], "warned": [], "refused": []}
     for size in (-1, 0, 16, 31, 32, 64, 128, 129, 256):
         with warnings.catch_warnings(record=True, action="always") as said:
             is_refused = raised(validated_chunk_size, size) == "ValueError"
         answers["refused" if is_refused else "warned" if said else "silent"].append(str(size))
-    return as_expected(claim, ON_CPU, **{name: ", ".join(given) for name, given in answers.items()})
+    return as_recorded(ON_CPU, **{name: ", ".join(given) for name, given in answers.items()})
 
 
 @check("KDA-30")
@@ -146,9 +140,8 @@ def sixteen_is_in_the_range(evidence: Evidence) -> CheckResult:
 @check("KDA-27")
 def training_runs(evidence: Evidence) -> CheckResult:
     """Train a shrunken hn_xs with the loop of ``memfix train``."""
-    config = evidence.config(*SHRUNKEN)
-    done = len(train_alone(incident, config))
-    return holds_if(done == config.training.steps, "memfix train, shrunken", steps=done)
+    done = len(evidence.train(*SHRUNKEN))
+    return holds_if(done == 2, "memfix train, shrunken", steps=done)
 
 
 @check("KDA-12")
@@ -160,7 +153,7 @@ def architecture_unchanged(evidence: Evidence) -> CheckResult:
     for form, size in settings:
         config = evidence.config(*SHRUNKEN, f"model.{KEY}={size}", f"model.kda_form={form}")
         with fixed_seed(), warnings.catch_warnings(action="ignore"):
-            model = build_model(config.model, dtype=torch.float64)
+            model = KDAModel(config).double()
         shapes.add(tuple((name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()))
         losses.append(model(ids_BT, ids_BT).detach())
     spread = float(torch.stack(losses).std() / losses[0])

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 from ...judging import ON_H200, CheckResult, check, holds_if
-from .evidence import Evidence
+from . import Evidence
 
 PHASES = ("forward", "train")
 NOISE = 1.05  # two timings of one form may differ by this factor
@@ -14,10 +14,9 @@ NOISE = 1.05  # two timings of one form may differ by this factor
 
 def _streamed_by_chunk(evidence: Evidence) -> dict[int, dict[str, Any]]:
     """The recorded times of the streamed form, by chunk size and phase."""
-    command = "python -m benchmarks.compare kda --table chunks"
     return {
         entry["dims"]["chunk_size"]: {phase: of["rows"]["streamed"] for phase, of in entry["phases"].items()}
-        for entry in evidence.h200("kda_chunks.json", "speed", command=command)
+        for entry in evidence.comparison("kda", "chunks")
     }
 
 

@@ -7,8 +7,8 @@ import torch
 from ....laws import NAIVE
 from ....ops.kda.reported import precompute_updates
 from ....units import GiB, format_bytes
-from ...judging import ARITHMETIC, METER, ON_CPU, CheckResult, check, decimal, holds_if, matches_figure, sizes
-from .evidence import CAPACITY_BYTES, DIAGONAL, SUBTRACTION, Evidence
+from ...judging import METER, ON_CPU, CheckResult, check, decimal, holds_if, matches_figure, sizes
+from . import CAPACITY_BYTES, DIAGONAL, SUBTRACTION, Evidence
 
 
 @check("KDA-02")
@@ -45,12 +45,6 @@ def rank_one(evidence: Evidence) -> CheckResult:
         ranks.append(torch.linalg.matrix_rank(torch.diag_embed(g.exp()) - transitions, atol=1e-9).unique().tolist())
     printed = [", ".join(map(str, of_one)) for of_one in ranks]
     return holds_if(ranks == [[1], [0]], ON_CPU, ranks=printed[0], without_beta=printed[1])
-
-
-@check("KDA-08")
-def number_of_elements(evidence: Evidence) -> CheckResult:
-    """Count the elements of one tensor of transitions."""
-    return matches_figure(ARITHMETIC, evidence.elements, elements=evidence.elements)
 
 
 @check("KDA-09")

@@ -8,7 +8,7 @@ from ....laws import NAIVE
 from ....ops.kda.reported import precompute_updates
 from ...evidence import raised
 from ...judging import ON_CPU, CheckResult, check, holds_if
-from .evidence import Evidence
+from . import Evidence
 
 TOKENS = 100
 CHUNK_SIZES = (1, 7, 16, 32, 64, 99, 100, 128, 1000)

@@ -6,7 +6,7 @@ from ....laws import NAIVE
 from ....units import GiB
 from ...claims import Quantity
 from ...judging import ARITHMETIC, METER, CheckResult, check, decimal, holds_if, matches_figure, sizes
-from .evidence import AFTER_FIRST_LAYER_BYTES, AFTER_FORWARD_BYTES, CAPACITY_BYTES, FLOAT32, Evidence
+from . import AFTER_FIRST_LAYER_BYTES, AFTER_FORWARD_BYTES, CAPACITY_BYTES, FLOAT32, Evidence
 
 
 @check("LOG-02")

@@ -1,9 +1,10 @@
-"""Checks of claims about the values of the loss, with small tensors on the CPU, in float64 unless a check differs."""
+"""Checks of claims about the values and the time of the loss, with small tensors on the CPU, mostly in float64."""
 
 # B batch, T tokens, N tokens of all sequences, D width, V vocabulary
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,11 +15,11 @@ from ....laws import NAIVE
 from ....ops.linear_cross_entropy import chosen_form
 from ....ops.linear_cross_entropy.reported import reported_linear_cross_entropy
 from ....units import GiB
-from ...claims import Claim
+from ...claims import Quantity
 from ...evidence import default_of
-from ...judging import ON_CPU, CheckResult, as_expected, check, holds_if
+from ...judging import ON_CPU, ON_H200, CheckResult, as_recorded, check, holds_if
 from ..model import next_labels
-from .evidence import Evidence
+from . import Evidence
 
 ON_SHAPES = "chosen_form on shapes alone"
 REPORTED_SWITCH = "10 GiB"
@@ -117,11 +118,8 @@ def _form_at(evidence: Evidence, batch: int, tokens: int, dtype: torch.dtype = t
 
 def _first_chunked(evidence: Evidence, dtype: torch.dtype) -> int:
     """The length of the shortest sequence whose loss is chunked, by bisection."""
-    low, high = 1, evidence.dims["T"]
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _form_at(evidence, 1, middle, dtype) == "chunked" else (middle + 1, high)
-    return low
+    lengths = range(1, evidence.dims["T"])
+    return 1 + bisect.bisect_left(lengths, True, key=lambda tokens: _form_at(evidence, 1, tokens, dtype) == "chunked")
 
 
 @check("LOG-13")
@@ -218,13 +216,13 @@ def no_impact_on_quality(evidence: Evidence) -> CheckResult:
 # ---------------------------------------------------------------- the report's own test of its loss
 @check("LOG-52", number=1, tokens=4096)
 @check("LOG-53", number=2, tokens=40_000)
-def printed_lines(evidence: Evidence, claim: Claim, number: int, tokens: int) -> CheckResult:
+def printed_lines(evidence: Evidence, number: int, tokens: int) -> CheckResult:
     """Print what ``verify_chunked_loss.py`` prints for a length, byte for byte; it prints GiB as GB."""
     chunked = _form_at(evidence, 1, tokens) == "chunked"
     logits_gib = evidence.evaluate("T*V*e", T=tokens) / GiB
     used = "Chunked loss used (memory efficient)" if chunked else "Standard loss used"
     printed = f"Test {number}: seq_len={tokens}, logits={logits_gib:.2f}GB, should_chunk={chunked}\n  ✓ {used}"
-    return as_expected(claim, "printed anew", printed=printed)
+    return as_recorded("printed anew", printed=printed)
 
 
 @check("LOG-51")
@@ -235,3 +233,14 @@ def own_test_of_the_loss(evidence: Evidence) -> CheckResult:
     parts = {"threshold": method_by_length(evidence).holds, "values": equal}
     figures = {name: "passes" if holds else "fails" for name, holds in parts.items()}
     return holds_if(all(parts.values()), ON_CPU, **figures)
+
+
+# ---------------------------------------------------------------- its time, measured on an H200
+@check("LOG-54")
+def slower_by_5_to_10_percent(evidence: Evidence) -> CheckResult:
+    """Compare the times of the reported loop and of naive, at each case that was timed."""
+    slower = {case: ratio - 1 for case, ratio in evidence.speed_ratios("reported").items()}
+    figures = {case: f"{100 * share:+.0f} %" for case, share in slower.items()}
+    return holds_if(
+        all(map(Quantity.parsed("5-10 %").is_met_by, slower.values())), ON_H200, **figures, cases=len(slower)
+    )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
-
 import torch
 
 from ....units import GiB
-from ...decoder_parts import FeedForward, num_parameters
+from ...decoder_parts import EMBEDDING, num_parameters
 from ...evidence import fixed_seed
 from ...judging import ARITHMETIC, CheckResult, check, decimal, holds_if, matches_figure, sizes
 from ...profile import ACTIVATIONS, BACKWARD, GRADIENTS, LATER_STEP, OPTIMIZER, PARAMETERS, STATES
-from ..incident import LOGITS, REPORTED, STANDARD, WHOLE_LAYER
-from ..model import EMBEDDING, FIRST_LAYER, OTHER_LAYERS, build_model
-from .evidence import AFTER_FIRST_LAYER_BYTES, AFTER_FORWARD_BYTES, SIZE, TINY, Evidence
+from ..incident import LOGITS, REPORTED, STANDARD, WHOLE_LAYER, feed_forward_bytes
+from ..model import FIRST_LAYER, OTHER_LAYERS, Decoder
+from . import AFTER_FIRST_LAYER_BYTES, AFTER_FORWARD_BYTES, SIZE, TINY, Evidence
 from .loss_memory import one_chunk_at_a_time
 from .rope import frequencies_keep_their_dtype
 
@@ -36,15 +34,14 @@ def parameters_and_tables(evidence: Evidence) -> CheckResult:
 @check("LOG-30")
 def parameter_count(evidence: Evidence) -> CheckResult:
     """Count the parameters of the rebuilt model."""
-    count = num_parameters(evidence.model)
+    count = num_parameters(evidence.model())
     return matches_figure(ON_SHAPES, count, parameters=count)
 
 
 @check("LOG-50")
 def attention_types(evidence: Evidence) -> CheckResult:
     """Build the model with both kinds of attention, and count the parameters that sparse attention adds."""
-    dense = build_model("4B", attention_type="dense", device="meta", dtype=torch.bfloat16)
-    more = num_parameters(evidence.model) - num_parameters(dense)
+    more = num_parameters(evidence.model()) - num_parameters(evidence.model("model.attention_type=dense"))
     gates_and_places = 2 * SIZE.width * SIZE.heads + SIZE.sparse.compress_block * SIZE.head_width
     return holds_if(more == SIZE.layers * gates_and_places, ON_SHAPES, more=more, a_layer=more // SIZE.layers)
 
@@ -90,11 +87,9 @@ def checkpointing_flag(evidence: Evidence) -> CheckResult:
     rows, tiny = evidence.rows(*TINY), evidence.tiny_dims
     kept = rows[FIRST_LAYER].stage.end_bytes - rows[EMBEDDING].stage.end_bytes
     gradients = []
-    for checkpointing in (False, True):
+    for checkpointing in ("false", "true"):
         with fixed_seed():
-            model = build_model(
-                "tiny", gradient_checkpointing=checkpointing, loss_form="recompute", dtype=torch.float64
-            )
+            model = Decoder(evidence.config(*TINY, f"training.gradient_checkpointing={checkpointing}")).double()
             ids_BT = torch.randint(tiny["V"], (1, 48))
         model(ids_BT, ids_BT).backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
@@ -155,8 +150,7 @@ def full_forward(evidence: Evidence) -> CheckResult:
 def first_layer(evidence: Evidence) -> CheckResult:
     """Measure what a layer keeps, and how much of that the feed-forward made."""
     stage = evidence.rows()[WHOLE_LAYER].stage
-    kept, source = stage.added_bytes, inspect.getsource(FeedForward.forward)
-    feed_forward = sum(row.bytes for row in stage.alive_at_end if row.code and row.code in source)
+    kept, feed_forward = stage.added_bytes, feed_forward_bytes(stage)
     said = AFTER_FIRST_LAYER_BYTES - int(9.35 * GiB)
     return holds_if(feed_forward < kept / 2, WHOLE_PROFILE, **sizes(said=said, kept=kept, feed_forward=feed_forward))
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 import torch
 
 from ....ops.rope.reported import ReportedRotary
-from ...claims import Claim
 from ...evidence import raised
-from ...judging import ON_CPU, CheckResult, as_expected, check, holds_if
-from .evidence import SIZE, Evidence
+from ...judging import ON_CPU, CheckResult, as_recorded, check, holds_if
+from . import SIZE, Evidence
 
 # the meta device stands for a GPU: the same calls refuse tensors of two devices
 CPU_AND_META = "run on CPU and meta"
@@ -21,22 +20,22 @@ def _x(positions: int, device: str = "cpu", dtype: torch.dtype = torch.float32) 
 
 
 @check("LOG-23")
-def longer_than_the_cache(evidence: Evidence, claim: Claim) -> CheckResult:
+def longer_than_the_cache(evidence: Evidence) -> CheckResult:
     """Rotate a sequence within the cache, and a longer one, which must raise the error of two devices."""
     rotary = ReportedRotary(SIZE.head_width, cached_positions=8, positions_on_cpu=True).to("meta")
     within, longer = raised(rotary, _x(8, "meta")), raised(rotary, _x(9, "meta"))
-    return as_expected(claim, CPU_AND_META, within=within, longer=longer)
+    return as_recorded(CPU_AND_META, within=within, longer=longer)
 
 
 @check("LOG-24")
-def positions_on_another_device(evidence: Evidence, claim: Claim) -> CheckResult:
+def positions_on_another_device(evidence: Evidence) -> CheckResult:
     """Run the line that failed, with positions on another device than the frequencies and on the same one."""
     inv_freq_P = torch.ones(4, device="meta")
     apart, together = (
         raised(torch.outer, torch.arange(9, dtype=inv_freq_P.dtype, device=device), inv_freq_P)
         for device in ("cpu", "meta")
     )
-    return as_expected(claim, CPU_AND_META, apart=apart, together=together)
+    return as_recorded(CPU_AND_META, apart=apart, together=together)
 
 
 @check("LOG-26")

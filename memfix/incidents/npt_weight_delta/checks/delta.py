@@ -13,14 +13,13 @@ from ....laws import NAIVE
 from ....ops.npt_linear import npt_linear
 from ....ops.npt_linear.contract import contract
 from ....ops.npt_linear.reported import compute_weight_delta, reported_npt_linear
-from ...claims import Claim
 from ...evidence import raised
 from ...judging import (
     ARITHMETIC,
     METER,
     ON_CPU,
     CheckResult,
-    as_expected,
+    as_recorded,
     check,
     decimal,
     holds_if,
@@ -28,7 +27,7 @@ from ...judging import (
     sizes,
 )
 from ..model import SIZES
-from .evidence import LLAMA_7B, LLAMA_8B, Evidence, drawn
+from . import LLAMA_7B, LLAMA_8B, Evidence, drawn
 
 B, S, D, F, R = 2, 5, 6, 7, 3  # dims of the tensors that are computed on the CPU
 
@@ -46,12 +45,12 @@ def _einsum(given: dict[str, Any]) -> torch.Tensor:
 
 
 @check("NPT-01")
-def four_dimensions(evidence: Evidence, claim: Claim) -> CheckResult:
+def four_dimensions(evidence: Evidence) -> CheckResult:
     """Run the report's line at its own dims, on tensors without values."""
     dims = evidence.dims
     shapes = {"modulation": "BSR", "a": "DR", "b": "RF"}
     given = {name: torch.empty([dims[axis] for axis in axes], device="meta") for name, axes in shapes.items()}
-    return as_expected(claim, "on the meta device", shape=str(tuple(_einsum(given).shape)))
+    return as_recorded("on the meta device", shape=str(tuple(_einsum(given).shape)))
 
 
 @check("NPT-02")

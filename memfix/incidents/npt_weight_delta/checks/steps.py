@@ -7,7 +7,7 @@ import torch
 from ....ops.npt_linear import npt_linear
 from ...judging import ARITHMETIC, METER, CheckResult, check, decimal, holds_if, matches_figure, sizes
 from ..model import SIZES
-from .evidence import GPT2, LLAMA_8B, Evidence, drawn
+from . import GPT2, LLAMA_8B, Evidence, drawn
 
 CARD_BYTES = 80 * 10**9
 

@@ -8,17 +8,16 @@ from ....errors import UsageError
 from ....laws import NAIVE
 from ....ops.npt_linear import FORMS, npt_linear
 from ....ops.npt_linear.contract import contract
-from ...claims import Claim
 from ...distributed import ALONE_ON_CPU
-from ...evidence import fixed_seed, raised, train_alone
+from ...evidence import fixed_seed, raised
 from ...incident import load_config
-from ...judging import METER, ON_CPU, CheckResult, as_expected, check, holds_if, sizes
+from ...judging import METER, ON_CPU, CheckResult, as_recorded, check, holds_if, sizes
 from ...training import Run
 from ..incident import incident
 from ..int8_linear import Int8Linear, make_8bit
 from ..layer import OFFLOAD, NptLinear
 from ..model import SIZES
-from .evidence import LLAMA_8B, SHRUNKEN, Evidence, drawn, linear, model
+from . import LLAMA_8B, SHRUNKEN, Evidence, drawn, linear, model
 
 OPTIMIZED = "config_optimized.yaml"
 
@@ -37,8 +36,7 @@ def tuples(evidence: Evidence) -> CheckResult:
 
     def out(hidden: object, attention: object) -> torch.Tensor:
         layer.remember(layer, (), attention)
-        result: torch.Tensor = layer(hidden)
-        return result
+        return layer(hidden)
 
     ways = [(h, x) for h in (hidden, (hidden,), (hidden, None)) for x in (attention, (attention,), (attention, None))]
     equal = all(torch.equal(out(*way), out(hidden, attention)) for way in ways)
@@ -96,12 +94,11 @@ def offload_switch(evidence: Evidence) -> CheckResult:
 
 
 @check("NPT-17")
-def mixed_precision(evidence: Evidence, claim: Claim) -> CheckResult:
+def mixed_precision(evidence: Evidence) -> CheckResult:
     """Build a run with the file's mixed precision, and try another value."""
     run = _run(evidence, file=OPTIMIZED)
     scale = run.train_step.loss_scale
-    return as_expected(
-        claim,
+    return as_recorded(
         f"configs/{OPTIMIZED}",
         precision=run.config.training.precision,
         loss_scale=str(scale.scale if scale else None),
@@ -149,8 +146,7 @@ def launch(evidence: Evidence) -> CheckResult:
     """Load the configs that the report launches, and an unknown one; train a tiny model of the small one's kind."""
     names = [load_config(incident, name).name for name in ("small", "config_optimized")]
     refused = raised(load_config, incident, "medium")
-    config = evidence.config(*SHRUNKEN, "model.size=tiny_gpt2", "training.steps=4", file="small")
-    steps = len(train_alone(incident, config))
+    steps = len(evidence.train(*SHRUNKEN, "model.size=tiny_gpt2", "training.steps=4", file="small"))
     holds = refused == UsageError.__name__ and steps == 4
     return holds_if(holds, "memfix train, shrunken", names=", ".join(names), unknown=refused)
 

@@ -10,7 +10,7 @@ from ....laws import NAIVE
 from ....ops.batches import ZipfCorpus, batches
 from ....ops.vocabulary import UNKNOWN, vocabulary
 from ...judging import ON_CPU, CheckResult, check, decimal, holds_if
-from .evidence import Evidence
+from . import Evidence
 
 HOST = "host meter"
 TOKENS = (32_768, 65_536)  # in a corpus, and in one that is twice as long

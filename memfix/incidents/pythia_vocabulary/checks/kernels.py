@@ -16,7 +16,7 @@ from ....ops.matmul.launching import SOURCE
 from ....ops.matmul.one_thread import one_thread_matmul
 from ....ops.matmul.tiled import tiled_matmul
 from ...judging import ON_H200, CheckResult, NotMeasured, check, holds_if
-from .evidence import Evidence
+from . import Evidence
 
 EMULATED = "the kernel's source, emulated"
 M, N, K = 48, 32, 64
@@ -97,10 +97,9 @@ def maximum_drops_nan(evidence: Evidence) -> CheckResult:
 @check("PYT-42")
 def two_to_three_times_as_fast(evidence: Evidence) -> CheckResult:
     """Compare the times of the one-thread and the tiled kernel, at each size from 512 to 8192."""
-    entries = evidence.h200("matmul_sizes.json", "speed", command="python -m benchmarks.compare matmul --table sizes")
     seconds = {
         entry["dims"]["M"]: {name: row["seconds"] for name, row in entry["phases"]["forward"]["rows"].items()}
-        for entry in entries
+        for entry in evidence.comparison("matmul", "sizes")
     }
     times = {size: of["one_thread"] / of["tiled"] for size, of in sorted(seconds.items())}
     of_cublas = {size: of["tiled"] / of["naive"] for size, of in seconds.items()}

@@ -7,7 +7,7 @@ import itertools
 from ...decoder_parts import num_parameters
 from ...judging import CheckResult, check, decimal, holds_if, matches_figure
 from ..model import LEARNED, ROTARY, Layer, create_pythia_70m
-from .evidence import ORIGINAL_WORDS, Evidence
+from . import ORIGINAL, ORIGINAL_WORDS, Evidence
 
 COUNTED = "counted over the model's tensors"
 REPORT_LAYER = 11_000_000  # parameters of a layer, by the report
@@ -16,7 +16,7 @@ REPORT_LAYER = 11_000_000  # parameters of a layer, by the report
 @check("PYT-06")
 def inflated_model(evidence: Evidence) -> CheckResult:
     """Count the parameters with 50,000 words, and with the layers as large as the report says."""
-    model = evidence.model(ORIGINAL_WORDS)
+    model = evidence.model(*ORIGINAL)
     count = evidence.parameters(ORIGINAL_WORDS)
     of_layers = num_parameters(model.layers)
     own = count - of_layers + len(model.layers) * REPORT_LAYER

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ....units import GiB
 from ...judging import METER, CheckResult, check, decimal, holds_if, matches_figure, sizes
 from ...profile import GRADIENTS, LATER_STEP, OPTIMIZER, STATES
-from .evidence import DENSE, ORIGINAL, ORIGINAL_WORDS, Evidence
+from . import DENSE, ORIGINAL, ORIGINAL_WORDS, Evidence
 
 CARD_BYTES = 80 * GiB
 

@@ -7,15 +7,13 @@ from unittest import mock
 import torch
 
 from ....errors import MemfixError
-from ...claims import Claim
 from ...distributed import joined
-from ...evidence import train_alone
 from ...incident import load_config
-from ...judging import ON_CPU, CheckResult, as_expected, check, holds_if
+from ...judging import ON_CPU, CheckResult, as_recorded, check, holds_if
 from ..attention import dense_attention, window_attention
 from ..incident import incident
 from ..model import create_pythia_70m
-from .evidence import SHRUNKEN, Evidence
+from . import SHRUNKEN, Evidence
 
 # the options of the report's command, and the config keys that replace them
 KEYS = {
@@ -32,8 +30,8 @@ KEYS = {
 @check("PYT-15")
 def trains(evidence: Evidence) -> CheckResult:
     """Train a small model of the same kind for 20 steps."""
-    config = evidence.config(*SHRUNKEN, "training.steps=20", "optimizer.learning_rate=0.01")
-    losses = [step.loss for step in train_alone(incident, config)]
+    steps = evidence.train(*SHRUNKEN, "training.steps=20", "optimizer.learning_rate=0.01")
+    losses = [step.loss for step in steps]
     falls = losses[-1] < losses[0]
     return holds_if(falls, "memfix train, shrunken", steps=len(losses), loss="falls" if falls else "does not fall")
 
@@ -51,7 +49,7 @@ def options(evidence: Evidence) -> CheckResult:
 
 
 @check("PYT-19")
-def defaults(evidence: Evidence, claim: Claim) -> CheckResult:
+def defaults(evidence: Evidence) -> CheckResult:
     """Read the defaults of what the shorter command leaves out, and ask for a GPU that is not there."""
     config = evidence.config("training.device=cuda")
     with mock.patch.object(torch.cuda, "is_available", return_value=False):
@@ -60,8 +58,7 @@ def defaults(evidence: Evidence, claim: Claim) -> CheckResult:
                 refused = "taken"
         except MemfixError as error:
             refused = type(error).__name__
-    return as_expected(
-        claim,
+    return as_recorded(
         "configs/report.yaml",
         length=config.data.context_length,
         epochs=str(config.training.epochs),

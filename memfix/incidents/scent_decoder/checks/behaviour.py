@@ -15,7 +15,7 @@ from ..images import image_batches
 from ..incident import incident
 from ..layers import Attention, FeedForward, PreNorm
 from ..model import ScentModel
-from .evidence import SHRUNKEN, Evidence, count, decoder_blocks
+from . import SHRUNKEN, Evidence, count, decoder_blocks
 
 
 def _built(evidence: Evidence, *overrides: str) -> ScentModel:

@@ -9,7 +9,7 @@ import torch
 from ...decoder_parts import num_parameters
 from ...judging import ARITHMETIC, CheckResult, check, decimal, holds_if, matches_figure, sizes
 from ..layers import Attention, FeedForward, ResidualBlock
-from .evidence import Evidence, count, decoder_blocks, naive_attention, naive_feed_forward
+from . import Evidence, count, decoder_blocks, naive_attention, naive_feed_forward
 
 SAVED = "saved tensors, counted"
 COUNTED = "counted over the model"
@@ -67,28 +67,16 @@ def one_attention(evidence: Evidence) -> CheckResult:
 @check("SCN-08", part="bandwidth_lins")
 @check("SCN-09", part="modulation_lins")
 @check("SCN-10", part="hv_lins")
+@check("SCN-11", part="")
 def matrices_of_a_part(evidence: Evidence, part: str) -> CheckResult:
-    """Count the matrices of a part of the decoder, with the 3 layers of the report's sum and the 2 of its code."""
-    summed, printed = (
-        count(getattr(evidence.model(f"model.num_layers={layers}"), part), Attention) for layers in (3, 2)
-    )
-    size, as_printed = summed * evidence.evaluate(MATRIX), printed * evidence.evaluate(MATRIX)
-    with torch.device("meta"):
-        width = Attention(512, heads=8).dim_head
-    return matches_figure(
-        f"{COUNTED}; {ARITHMETIC}", size, attentions=summed, decimal=decimal(size), dim_head=width,
-        **sizes(binary=size, as_printed=as_printed),
-    )  # fmt: skip
-
-
-@check("SCN-11")
-def all_matrices(evidence: Evidence) -> CheckResult:
-    summed, printed = (
-        count(decoder_blocks(evidence.model(f"model.num_layers={layers}")), Attention) for layers in (3, 2)
-    )
+    """Count the matrices of a part, or of all, with the 3 layers of the report's sum and the 2 of its code."""
+    models = [evidence.model(f"model.num_layers={layers}") for layers in (3, 2)]
+    summed, printed = (count(getattr(model, part) if part else decoder_blocks(model), Attention) for model in models)
     size = summed * evidence.evaluate(MATRIX)
     figures = sizes(binary=size, as_printed=printed * evidence.evaluate(MATRIX))
-    return matches_figure(f"{COUNTED}; {ARITHMETIC}", size, attentions=summed, decimal=decimal(size), **figures)
+    width = models[0].hv_lins[0].layers[0].fn.dim_head
+    how = f"{COUNTED}; {ARITHMETIC}"
+    return matches_figure(how, size, attentions=summed, decimal=decimal(size), dim_head=width, **figures)
 
 
 @check("SCN-14")

@@ -7,7 +7,7 @@ import statistics
 from ....units import format_times
 from ...judging import ON_H200, CheckResult, check, holds_if, matches_figure
 from ..incident import BATCH_16
-from .evidence import Evidence
+from . import Evidence
 from .steps import BATCH, CHECKPOINT, ORIGINAL
 
 

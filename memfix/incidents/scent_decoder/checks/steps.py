@@ -6,8 +6,8 @@ import torch
 
 from ...decoder_parts import num_parameters
 from ...judging import METER, CheckResult, check, decimal, holds_if, matches_figure, sizes
+from . import Evidence
 from .behaviour import gradients
-from .evidence import Evidence
 
 CARD_BYTES = 40 * 2**30
 ORIGINAL, FF, CROSS = "original", "1: feed-forwards alone", "2: attention to 256 latents"

@@ -35,8 +35,7 @@ class Network(nn.Module):
         stage("pixels")
         hidden = self.first(images.flatten(1)).relu()
         stage("brightness")
-        brightness: torch.Tensor = self.last(hidden).squeeze(1)
-        return brightness
+        return self.last(hidden).squeeze(1)
 
 
 def data(config: RunConfig) -> Callable[[Examples], dict[str, torch.Tensor]]:
