@@ -14,13 +14,14 @@ from threading import Lock
 
 from ..checks.children import StartMethod, start_method, start_worker, take_one_core
 from ..checks.effort import Effort, get_effort
-from ..checks.examine import Examination, examine, put_together
+from ..checks.examine import Examination, Found, Tools, examine, is_due, put_together, run_check, run_checks
 from ..checks.interpreter import start_interpreter
-from ..checks.plan import Check, Found, OneMeter, Say, gate_plan, is_due, run_check, run_checks
+from ..checks.plan import Check, gate_plan
 from ..checks.preload import import_for_equality, import_for_meters
 from ..contract import Contract
 from ..meters import get_meter
 from ..meters.base import Meter
+from ..progress import Say
 from ..registry import all_contracts
 
 
@@ -38,7 +39,7 @@ class Batch:
         return list(dict.fromkeys(check.form for check in self.checks))
 
     def run(self, effort: Effort) -> Found:
-        contract, tools = all_contracts()[self.op], OneMeter(get_meter(self.meter), effort)
+        contract, tools = all_contracts()[self.op], Tools(get_meter(self.meter), effort)
         if tools.meter.simulation is None:  # examine_all chose the checks that are due
             return {check: run_check(check, contract, tools) for check in self.checks}
         return run_checks(contract, self.checks, tools, {})

@@ -15,10 +15,11 @@ from memfix import Contract, Dim, Form, TensorSpec
 from memfix.checks import compilers
 from memfix.checks.compiling import check_compiles, compile_ahead
 from memfix.checks.effort import PROFILES
+from memfix.checks.examine import Tools, run_check
 from memfix.checks.finding import Finding
 from memfix.checks.form_call import StepOf
 from memfix.checks.inputs import Draw
-from memfix.checks.plan import OneMeter, gate_plan, run_check
+from memfix.checks.plan import gate_plan
 from memfix.contract import Case
 from memfix.meters import get_meter
 from memfix.meters.simulated.gpus import get_gpu
@@ -115,7 +116,7 @@ def law_of(form: Form, asked_for: str = "simulated") -> Finding:
     """As an examination finds it."""
     contract, meter = contract_of(form), get_meter(asked_for)
     (check,) = (check for check in gate_plan(contract, meter) if check.kind == "compile")
-    (law,) = run_check(check, contract, OneMeter(meter, PROFILES["dev"])).findings
+    (law,) = run_check(check, contract, Tools(meter, PROFILES["dev"])).findings
     return law
 
 
