@@ -70,7 +70,8 @@ def examine(
 ) -> Examination:
     """Run every check of ``forms``, or of all, but speed, in this process."""
     plan = gate_plan(contract, meter, forms=forms, device=device)
-    return put_together(contract, plan, run_checks(contract, plan, Tools(meter, effort, say), {}))
+    found = run_checks(contract, plan, Tools(meter, effort, say), {})
+    return put_together(contract, plan, found)
 
 
 def examine_call(
@@ -178,14 +179,7 @@ def _findings(check: Check, contract: Contract, meter: Meter, effort: Effort) ->
     else:
         from .drawn_budgets import check_drawn_budgets
 
-        drawn = check_drawn_budgets(contract, form, meter, examples=effort.memory_examples)
-        if drawn is not None:
-            yield drawn
-        elif contract.budgets and not contract.forms[form].reported:
-            message = (
-                "no budget holds at every shape, so what it takes beyond the cases may grow: add one without a case"
-            )
-            yield Finding("budget", contract.name, form, "error", message)
+        yield from check_drawn_budgets(contract, form, meter, examples=effort.memory_examples)
 
 
 def meter_of(contract: Contract, meter: Meter, *, simulates: bool = False) -> Meter:

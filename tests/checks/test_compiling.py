@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from memfix import Contract, Dim, Form, TensorSpec
-from memfix.checks import compilers
+from memfix.checks import compiling
 from memfix.checks.compiling import check_compiles, compile_ahead
 from memfix.checks.effort import PROFILES
 from memfix.checks.examine import Tools, run_check
@@ -138,7 +138,7 @@ def test_what_calls_will_launch_is_compiled_before_them() -> None:
     def steps_of(form: Form) -> list[StepOf]:
         return [StepOf(contract_of(form), "kernel", draw, "train") for draw in draws]
 
-    with compilers.compiling_for(gpu):
+    with compiling.compiling_for(gpu):
         double.device_caches.clear()
         compile_ahead(steps_of(form_of(double)))
         ((kernels, *_),) = double.device_caches.values()
@@ -219,7 +219,7 @@ def test_a_cache_that_cannot_be_written_is_no_fault_of_the_kernel(monkeypatch: p
 
 
 def test_without_triton_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compilers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: None)
     found = compiled(form_of(double))
     assert (found.status, found.message) == ("note", "kernels not compiled for H200: triton is not installed")
 
