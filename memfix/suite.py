@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from .checks.effort import PROFILES
-from .checks.examine import Found, Tools, run_check, run_checks, standing_of
+from .checks.examine import Found, Tools, run_check, run_checks, standing_of, unless_unequal
 from .checks.plan import Check, equality_checks, suite_plan
 from .contract import Contract
 from .laws import NAIVE, Phase, SpeedBudget
@@ -143,7 +143,7 @@ def _memory_findings(contract: Contract, check: Check, session: Session) -> list
     standing = standing_of(contract, check.form, found)
     if standing.no_memory is not None:
         why = replace(standing.no_memory, status=standing.equality[-1].status)
-        return [why, *(finding for finding in findings if finding.status == "fail")]
+        return list(unless_unequal(why, findings))
     for (form, phase), reading in readings.items():
         if form == check.form or (form, phase) in beside:
             findings += _recorded(session, (contract.name, form, check.case, phase), reading)

@@ -109,7 +109,6 @@ def compile_ahead(steps: Iterable[StepOf]) -> None:
 
 
 def launches_of(contract: Contract, form: str, meter: Simulation) -> Iterator[tuple[str, Phase, Launch]]:
-    """Yield every launch of ``form`` with its case and phase."""
     for case in contract.cases:
         call = FormCall.at_case(contract, form, case)
         for phase in call.phases:

@@ -53,7 +53,6 @@ def check_equality(
 
 
 def check_equality_at(contract: Contract, form: str, draw: Draw, *, place: Place = "cpu") -> Finding:
-    """Compare at one given call."""
     return _at_place(partial(_compared_at, form=form, draw=draw, place=place), contract, form, place)
 
 

@@ -86,13 +86,12 @@ def examine_call(
     for form in forms:
         equality = check_equality_at(contract, form, draw, place=place_of(contract, form, device))
         yield equality
-        is_wrong = equality.status != "pass"
-        if is_wrong:
-            yield no_memory_passes(contract, form, equality)
-        if meter.simulation is not None or not is_wrong:
+        no_memory = None if equality.status == "pass" else no_memory_passes(contract, form, equality)
+        judged: list[Finding] = []
+        if meter.simulation is not None or no_memory is None:
             call, budgets = FormCall(contract, form, draw), contract.budgets_of(form, draw.case.name)
             judged = measure_and_judge(call, budgets, meter)
-            yield from (finding for finding in judged if not is_wrong or finding.status == "fail")
+        yield from unless_unequal(no_memory, judged)
 
 
 # ---------------------------------------------------------------- running checks
@@ -194,9 +193,7 @@ def meter_of(contract: Contract, meter: Meter, *, simulates: bool = False) -> Me
 
 # ---------------------------------------------------------------- putting outcomes together
 def put_together(contract: Contract, plan: Sequence[Check], found: Found) -> Examination:
-    """Make one examination of what the checks of ``plan`` found. No memory check of an unequal form can pass; its
-    failures are kept, since one and the same line may have made it wrong and large.
-    """
+    """Make one examination of what the checks of ``plan`` found."""
     from .form_call import FormCall
     from .memory import judge_case
 
@@ -219,10 +216,7 @@ def put_together(contract: Contract, plan: Sequence[Check], found: Found) -> Exa
         for case in contract.cases:
             trusted = {(f, p): r for (f, c, p), r in readings.items() if c == case and f in (NAIVE, form, *equal)}
             judged += judge_case(FormCall.at_case(contract, form, case), trusted)
-        judged += told[form, "law"]
-        if standing.no_memory is not None:
-            judged = [standing.no_memory, *(finding for finding in judged if finding.status == "fail")]
-        findings += judged
+        findings += unless_unequal(standing.no_memory, [*judged, *told[form, "law"]])
     known_unequal = frozenset(form for form in forms if contract.forms[form].known_unequal)
     return Examination(contract.name, (NAIVE, *forms), tuple(findings), readings, frozenset(equal), known_unequal)
 
@@ -259,3 +253,9 @@ def no_memory_passes(contract: Contract, form: str, last: Finding | None) -> Fin
     if contract.forms[form].known_unequal:
         message = "memory not judged: the form is known to be not equal to naive"
     return Finding("budget", contract.name, form, "note", message)
+
+
+def unless_unequal(no_memory: Finding | None, judged: Sequence[Finding]) -> Sequence[Finding]:
+    """Return what was ``judged`` of a form's memory. Of an unequal form, return why none can pass, and the failures:
+    one and the same line may have made it wrong and large."""
+    return judged if no_memory is None else [no_memory, *(finding for finding in judged if finding.status == "fail")]
