@@ -6,6 +6,7 @@ some checks, or each in another process, collects their outcomes and puts them t
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from ..laws import NAIVE, Phase, Scaling, SpeedBudget
 from ..meters import get_meter
 from ..meters.base import Meter, Reading
 from ..progress import Say, silent
+from .children import one_core
 from .effort import Effort
 from .finding import Finding
 from .plan import LAWS, Check, gate_plan, place_of, really_runs
@@ -113,7 +115,12 @@ def is_due(check: Check, contract: Contract, meter: Meter, found: Found) -> bool
 
 
 def run_check(check: Check, contract: Contract, tools: Tools) -> Outcome:
-    """Run one check. A measurement that raises gives a finding, not an exception."""
+    """Run one check, all but a speed check on one core. A measurement that raises gives a finding, not an exception."""
+    with contextlib.nullcontext() if check.kind == "speed" else one_core():
+        return _run_check(check, contract, tools)
+
+
+def _run_check(check: Check, contract: Contract, tools: Tools) -> Outcome:
     meter = meter_of(contract, tools.meter, simulates=check.kind in (*LAWS, "agreement"))
     if check.kind == "memory":
         return _measured_case(check, contract, meter)

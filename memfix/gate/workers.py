@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Lock
 
-from ..checks.children import StartMethod, start_method, start_worker, take_one_core
+from ..checks.children import StartMethod, one_core, start_method, start_worker
 from ..checks.effort import Effort, get_effort
 from ..checks.examine import Examination, Found, Tools, examine, is_due, put_together, run_check, run_checks
 from ..checks.interpreter import start_interpreter
@@ -82,7 +81,7 @@ def examine_all(contracts: Sequence[Contract], meter: Meter, effort: Effort, say
     batches = batches_of(check for check in every if not is_later[check])
     if not travels or num_workers < 2 or len(batches) * effort.equality_examples < _WORTH_A_START:
         return [examine(contract, meter, effort, say) for contract in contracts]
-    with _one_core():
+    with one_core():
         found = _run_batches(batches, effort, min(num_workers, len(batches)), say)
         later = (check for check in every if is_later[check])
         due = [check for check in later if is_due(check, registered[check.op], meter, found[check.op])]
@@ -219,18 +218,6 @@ def _started_pool(num_workers: int, method: StartMethod) -> ProcessPoolExecutor:
     pool = ProcessPoolExecutor(num_workers, context, initializer=start_worker, initargs=(num_workers + 1,))
     pool.submit(os.getpid)
     return pool
-
-
-@contextlib.contextmanager
-def _one_core() -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    take_one_core()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 _WORTH_A_START = 320  # batches times examples: about ten seconds of work, where a worker has begun after four
