@@ -92,15 +92,15 @@ class Budget:
     @property
     def reference(self) -> str | None:
         """The form it is measured against, where the limit is a ratio."""
-        if self.times_below_naive is not None:
-            return NAIVE
-        return next(iter(self.times_below)) if self.times_below else None
+        return next(iter(self._ratio), None)
 
     @property
     def factor(self) -> float | None:
-        if self.times_below_naive is not None:
-            return self.times_below_naive
-        return next(iter(self.times_below.values())) if self.times_below else None
+        return next(iter(self._ratio.values()), None)
+
+    @property
+    def _ratio(self) -> Mapping[str, float]:
+        return self.times_below or {} if self.times_below_naive is None else {NAIVE: self.times_below_naive}
 
     @property
     def formula(self) -> Formula | None:

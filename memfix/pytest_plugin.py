@@ -23,8 +23,8 @@ from .units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from .checks.effort import Effort
+    from .checks.examine import Found, Tools
     from .checks.finding import Finding
-    from .checks.plan import Found
     from .contract import Contract
     from .gate.peaks import Peaks
     from .laws import Phase
@@ -261,24 +261,23 @@ class Plugin:
 
 
 class TestSession:
-    """What a suite's test and the ``peak_memory`` fixture need: meters, effort, and a record of readings."""
+    """What a suite's test and the ``peak_memory`` fixture need: meter, effort, and a record of readings."""
 
     __test__ = False
 
     def __init__(self, item: pytest.Item, plugin: Plugin) -> None:
         self._item = item
         self._plugin = plugin
-        self.effort = plugin.settings.effort
+
+    @property
+    def tools(self) -> Tools:
+        from .checks.examine import Tools
+
+        return Tools(self.meter, self._plugin.settings.effort)
 
     @property
     def meter(self) -> Meter:
         return self._plugin.meter_and_note[0]
-
-    @cached_property
-    def simulated_meter(self) -> Meter:
-        from .meters import usable_meter
-
-        return usable_meter("simulated")[0]
 
     @property
     def file(self) -> str:

@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from .checks.plan import Check, Found, OneMeter, Tools, equality_checks, run_check, run_checks, standing_of, suite_plan
+from .checks.effort import PROFILES
+from .checks.examine import Found, Tools, run_check, run_checks, standing_of, unless_unequal
+from .checks.plan import Check, equality_checks, suite_plan
 from .contract import Contract
 from .laws import NAIVE, Phase, SpeedBudget
 
@@ -22,9 +24,11 @@ if TYPE_CHECKING:
     from .meters.base import Reading
 
 
-class Session(Tools, Protocol):
+class Session(Protocol):
     """What a test needs from the session that it runs in; the plugin's fixture provides it."""
 
+    @property
+    def tools(self) -> Tools: ...
     @property
     def file(self) -> str: ...
     def found(self, contract: Contract) -> Found: ...
@@ -115,7 +119,7 @@ def _gpu_use(check: Check) -> GpuUse | None:
 def _findings(contract: Contract, check: Check, session: Session) -> list[Finding]:
     if check.kind in _MEMORY:
         return _memory_findings(contract, check, session)
-    outcome = session.found(contract)[check] = run_check(check, contract, session)
+    outcome = session.found(contract)[check] = run_check(check, contract, session.tools)
     return [*outcome.findings]
 
 
@@ -130,7 +134,7 @@ def _memory_findings(contract: Contract, check: Check, session: Session) -> list
     needed = [replace(check, form=form) for form in (check.form, *sorted({form for form, _ in beside}))]
     for one in needed:
         _compare_unless_known(contract, one.form, session)
-    run_checks(contract, [one for one in needed if one not in found], session, found)
+    run_checks(contract, [one for one in needed if one not in found], session.tools, found)
     outcomes = {one.form: found[one] for one in needed if one in found}
     findings = [finding for outcome in outcomes.values() for finding in outcome.findings]
     readings = {(form, phase): r for form, outcome in outcomes.items() for phase, r in outcome.readings.items()}
@@ -139,7 +143,7 @@ def _memory_findings(contract: Contract, check: Check, session: Session) -> list
     standing = standing_of(contract, check.form, found)
     if standing.no_memory is not None:
         why = replace(standing.no_memory, status=standing.equality[-1].status)
-        return [why, *(finding for finding in findings if finding.status == "fail")]
+        return list(unless_unequal(why, findings))
     for (form, phase), reading in readings.items():
         if form == check.form or (form, phase) in beside:
             findings += _recorded(session, (contract.name, form, check.case, phase), reading)
@@ -149,13 +153,12 @@ def _memory_findings(contract: Contract, check: Check, session: Session) -> list
 def _compare_unless_known(contract: Contract, form: str, session: Session) -> None:
     """Compare ``form``, with little effort, in those dtypes in which the session has not compared it. No GPU is used
     where the meter simulates one."""
-    from .checks.effort import PROFILES
-
     if form != NAIVE:
-        found, device = session.found(contract), None if session.meter.simulation is None else "cpu"
+        found, tools = session.found(contract), replace(session.tools, effort=PROFILES["dev"])
+        device = None if tools.meter.simulation is None else "cpu"
         known = {check.dtype for check in found if (check.kind, check.form) == ("equality", form)}
         left = [check for check in equality_checks(contract, form, device) if check.dtype not in known]
-        run_checks(contract, left, OneMeter(session.meter, PROFILES["dev"]), found)
+        run_checks(contract, left, tools, found)
 
 
 def _recorded(session: Session, key: tuple[str, str, str, Phase], reading: Reading) -> Sequence[Finding]:

@@ -10,9 +10,9 @@ from memfix.incidents.judging import decimal
 from memfix.incidents.npt_weight_delta.model import SIZES
 from memfix.incidents.pythia_vocabulary.calculator import breakdown
 from memfix.incidents.pythia_vocabulary.model import PythiaConfig
-from memfix.pictures.bars import Bar, bars_svg
-from memfix.pictures.frontier import Curve, Point, frontier_svg
 
+from .bars import Bar, bars_svg
+from .frontier import Curve, Point, frontier_svg
 from .stored import cpu, h200, train_rows
 
 

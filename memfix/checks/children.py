@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -44,3 +46,16 @@ def take_one_core() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@contextlib.contextmanager
+def one_core() -> Iterator[None]:
+    """Limit torch to one thread inside: on busy cores the threads of a small operator mostly wait for each other."""
+    import torch
+
+    before = torch.get_num_threads()
+    take_one_core()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -37,13 +37,15 @@ def readings_for(call: FormCall, budgets: Sequence[Budget], meter: Meter) -> Rea
     }
 
 
-def check_drawn_budgets(contract: Contract, form: str, meter: Meter, *, examples: int) -> Finding | None:
-    """Judge the budgets without a case, and leaks, at drawn shapes and options. Return None where the form has
-    no such budget."""
+def check_drawn_budgets(contract: Contract, form: str, meter: Meter, *, examples: int) -> Iterator[Finding]:
+    """Judge the budgets without a case, and leaks, at drawn shapes and options. A form without such a budget gives an
+    error if the contract has others, unless it is reported."""
     budgets = [b for b in contract.budgets if b.form == form and b.case is None and not b.known_broken]
     if not budgets:
-        return None
-
+        if contract.budgets and not contract.forms[form].reported:
+            message = "no budget holds at every shape, so what it takes beyond the cases may grow"
+            yield Finding("budget", contract.name, form, "error", f"{message}: add one without a case")
+        return
     events_left, measured, began = _ENOUGH_EVENTS, 0, time.monotonic()
 
     def within(draw: Draw, budgets: Sequence[Budget] = budgets) -> None:
@@ -62,15 +64,18 @@ def check_drawn_budgets(contract: Contract, form: str, meter: Meter, *, examples
                 raise _OverBudget(finding)
 
     calls = sorted(memory_calls(contract, examples), key=lambda call: math.prod(call.draw.case.dims.values()))
-    failure = smallest_failure(within, calls, shrinks=0)
-    if failure is not None:
-        for budget in budgets:  # find the budget that breaks, and the smallest shape that breaks it
-            alone = smallest_failure(partial(within, budgets=[budget]), calls, shrinks=25)
-            if alone is not None:
-                return _failed_at(FormCall(contract, form, alone[0]), budget, alone[1])
-        return _failed_at(FormCall(contract, form, failure[0]), budgets[0], failure[1])
-    laws = f"{len(budgets)} budget{'s' if len(budgets) > 1 else ''}"
-    return Finding("budget", contract.name, form, "pass", f"{laws} held at {measured} drawn shapes each", "drawn")
+    failure, broken = smallest_failure(within, calls, shrinks=0), budgets[0]
+    if failure is None:
+        laws = f"{len(budgets)} budget{'s' if len(budgets) > 1 else ''}"
+        yield Finding("budget", contract.name, form, "pass", f"{laws} held at {measured} drawn shapes each", "drawn")
+        return
+    for budget in budgets:  # find the budget that breaks, and the smallest shape that breaks it
+        alone = smallest_failure(partial(within, budgets=[budget]), calls, shrinks=25)
+        if alone is not None:
+            failure, broken = alone, budget
+            break
+    draw, error = failure
+    yield _failed_at(FormCall(contract, form, draw), broken, error)
 
 
 _ENOUGH_EVENTS = 6_000

@@ -28,7 +28,6 @@ from .form_call import FormCall, phases_of
 from .inputs import Draw
 from .interpreter import CannotInterpret, InterpreterEnded, in_interpreter
 from .interpreter_faults import interpreter_fault
-from .kernel_coverage import WATCH
 from .objects import compare_objects
 from .reference import NaiveFailed, reference_at
 from .running import run_form
@@ -54,7 +53,6 @@ def check_equality(
 
 
 def check_equality_at(contract: Contract, form: str, draw: Draw, *, place: Place = "cpu") -> Finding:
-    """Compare at one given call."""
     return _at_place(partial(_compared_at, form=form, draw=draw, place=place), contract, form, place)
 
 
@@ -67,8 +65,6 @@ def compare_once(contract: Contract, form: str, draw: Draw, place: Place = "cpu"
     device = "cuda" if place == "cuda" else "cpu"
     if place == "cuda":
         make_way_on_gpu()  # compiling kernels for every call holds the GPU for a minute
-    elif place == "interpreter":
-        WATCH.turn_to(contract.forms[form].function)
     reference = reference_at(call, device)
     answer = run_form(call, reference.inputs, device)
     if draw.mode == "autocast":

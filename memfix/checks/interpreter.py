@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 from ..orphans import ends_with_parent
 from .children import StartMethod, take_one_core
-from .kernel_coverage import watch
 from .mended_interpreter import mend
 from .quick_interpreter import hurry
 
@@ -95,13 +94,11 @@ def _broken_numpy(error: Exception) -> str:
 def prepare_to_interpret() -> None:
     """Prepare a process that interprets kernels, before the first one."""
     import numpy
-    from triton.runtime import interpreter
 
     numpy.seterr(all="ignore")  # as on a GPU, inf and nan give no warning: results are compared
     take_one_core()
     mend()
     hurry()
-    watch(interpreter)
 
 
 class _Interpreter:

@@ -55,7 +55,6 @@ def judge_budget(call: FormCall, budget: Budget, readings: Readings) -> Finding:
 
 
 def limit_of(call: FormCall, budget: Budget, readings: Readings) -> int:
-    """Return the budget's limit at this case, in bytes."""
     if budget.formula is not None:
         return budget.formula.evaluate(call.contract.formula_values(call.draw.case))
     reference, factor = budget.reference, budget.factor

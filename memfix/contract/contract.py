@@ -117,10 +117,6 @@ class Contract:
         """Whether an input is no tensor: results are then compared by ``==``."""
         return any(isinstance(spec, ObjectSpec) for spec in self.inputs)
 
-    def known_unequal_forms(self) -> list[str]:
-        """Forms that are known to give a wrong answer. Equality shows that they do, and nothing else is judged."""
-        return [name for name, form in self.forms.items() if form.known_unequal]
-
     def options(self, form: str, case: Case) -> dict[str, Any]:
         """Return the keywords that ``form`` takes from a case."""
         accepted = keywords_of(self.function(form), len(self.inputs))

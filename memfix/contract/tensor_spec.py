@@ -121,7 +121,6 @@ class TensorSpec:
         return tuple(_axis_size(axis, dims) for axis in self.axes)
 
     def dtype_at(self, case: Case) -> str:
-        """Return the dtype of this input at ``case``."""
         if self.dtype == WIDE:
             return case.dtype if DTYPE_BYTES[case.dtype] > DTYPE_BYTES["float32"] else "float32"
         return case.dtype if self.dtype == WORKING else self.dtype

@@ -11,14 +11,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..checks.examine import Examination
+from ..checks.examine import Examination, Tools
 from ..checks.finding import Finding
 from ..contract import Contract
 from ..errors import MemfixError, UsageError
 from ..registry import source_of
 from .base import JUDGED, Base, examine_under, judge_changes, law_changes, laws_under, lock_at, lock_changes
 from .lock import Key
-from .their_base import Asked, bytes_against_base, under_laws_of, under_their_laws
+from .their_base import bytes_against_base, under_laws_of, under_their_laws
 from .timing.base_checkout import BaseCheckouts, check_out_base
 
 _OWN = __name__.partition(".")[0]
@@ -33,12 +33,12 @@ class Bases:
     contracts: tuple[Contract, ...]
     notes: tuple[str, ...]
 
-    def findings(self, asked: Asked) -> list[Finding]:
+    def findings(self, tools: Tools) -> list[Finding]:
         """Judge today's forms by the laws of the base, and note how these differ from today's."""
         own = [contract for contract in self.contracts if _is_own(contract)]
         others = [contract for contract in self.contracts if not _is_own(contract)]
-        rows = _under_own_laws(self.own, own, asked) if self.own else []
-        return [*rows, *under_their_laws(self.theirs, others, asked)]
+        rows = _under_own_laws(self.own, own, tools) if self.own else []
+        return [*rows, *under_their_laws(self.theirs, others, tools)]
 
     def lock_changes(self, path: Path, lock: dict[Key, int]) -> list[Finding]:
         """Note how the lock differs from that of the base, if one of the checkouts contains it."""
@@ -48,9 +48,9 @@ class Bases:
                 return lock_changes(lock_at(commit, path), lock, commit.ref)
         return []
 
-    def bytes_findings(self, examinations: Sequence[Examination], asked: Asked) -> list[Finding]:
+    def bytes_findings(self, examinations: Sequence[Examination], tools: Tools) -> list[Finding]:
         """Compare the bytes of other packages' forms with those at the base."""
-        return list(bytes_against_base(self.theirs, self.contracts, examinations, asked))
+        return list(bytes_against_base(self.theirs, self.contracts, examinations, tools))
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def _is_own(contract: Contract) -> bool:
     return source_of(contract.name).module.startswith(f"{_OWN}.")
 
 
-def _under_own_laws(base: Base, contracts: Sequence[Contract], asked: Asked) -> list[Finding]:
+def _under_own_laws(base: Base, contracts: Sequence[Contract], tools: Tools) -> list[Finding]:
     """Judge today's forms by the base's laws, and note how the two laws differ."""
     by_name = {contract.name: contract for contract in contracts}
     rows = base.gone_ops("law")
@@ -93,13 +93,13 @@ def _under_own_laws(base: Base, contracts: Sequence[Contract], asked: Asked) -> 
     judges = base.judges_changed()
     if judges:
         rows += judge_changes(judges, base.ref)
-        return rows + _under_checks_of(base, by_name, judged, asked)
+        return rows + _under_checks_of(base, by_name, judged, tools)
     for op in judged:
-        asked.say(f"{op}: today's forms under the laws of {base.ref}")
+        tools.say(f"{op}: today's forms under the laws of {base.ref}")
         with base.laid_over([op]) as overlay:
             try:
                 rows += law_changes(by_name[op], laws_under(overlay, [op])[op], base.ref)
-                found = examine_under(overlay, [op], asked.effort.name, asked.meter.name)["findings"]
+                found = examine_under(overlay, [op], tools.effort.name, tools.meter.name)["findings"]
             except MemfixError as error:
                 if base.has_moved(op):  # its old contract need not fit today's forms: a reader must compare
                     rows.append(Finding("law", op, "", "note", f"was declared elsewhere at {base.ref}: {error}"))
@@ -111,18 +111,18 @@ def _under_own_laws(base: Base, contracts: Sequence[Contract], asked: Asked) -> 
 
 
 def _under_checks_of(
-    base: Base, contracts: Mapping[str, Contract], changed: Sequence[str], asked: Asked
+    base: Base, contracts: Mapping[str, Contract], changed: Sequence[str], tools: Tools
 ) -> list[Finding]:
     """Judge today's forms by the base's checks and laws, and note how the laws of ``changed`` ops differ."""
     ops = [op for op in contracts if op in base.ops_here() and not base.is_new(op)]
-    asked.say(f"today's forms under the checks and laws of {base.ref}")
+    tools.say(f"today's forms under the checks and laws of {base.ref}")
     rows: list[Finding] = []
     with base.with_todays_forms() as overlay:
         try:
             laws = laws_under(overlay, ops)
             for op in changed:
                 rows += law_changes(contracts[op], laws[op], base.ref)
-            found = examine_under(overlay, ops, asked.effort.name, asked.meter.name)["findings"]
+            found = examine_under(overlay, ops, tools.effort.name, tools.meter.name)["findings"]
         except MemfixError as error:
             # memfix's own code has changed; the rows name the files to read
             return [*rows, Finding("law", "memfix", "", "note", f"not judged by the checks of {base.ref}: {error}")]

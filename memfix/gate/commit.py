@@ -99,7 +99,6 @@ def export_package(root: Path, commit: str, package: Path, folder: Path) -> Path
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """Return the output of a git command in ``folder``."""
     try:
         done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, encoding="utf-8", check=True)
     except FileNotFoundError:

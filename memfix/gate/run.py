@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
 from ..checks.effort import Effort
-from ..checks.examine import Examination
+from ..checks.examine import Examination, Tools
 from ..checks.finding import Finding
 from ..checks.memory import bytes_of
 from ..contract import Contract
 from ..errors import LockConflict
 from ..meters import usable_meter
+from ..progress import Say, silent
 from ..provenance import describe
 from ..units import format_bytes, format_change
 from .against_base import bases_of
 from .judge import Verdict, judge, lockable_readings, not_run, readings_by_key
 from .lock import Key, read_lock, spelled, write_lock
 from .peaks import Peaks, peaks_path, read_peaks, write_peaks
-from .their_base import Asked
 from .workers import examine_all
-
-Say = Callable[[str], None]
 
 
 def run_gate(
@@ -34,21 +32,22 @@ def run_gate(
     base_ref: str | None = None,
     update: bool = False,
     whole: bool = True,
-    say: Say = lambda _: None,
+    say: Say = silent,
 ) -> Verdict:
     """Judge ``contracts``. ``whole``: they are all contracts, so lock entries of other ops are stale."""
     lock, trouble = _read_lock(lock_path, rewrites=update and whole) if lock_path else ({}, "")
     meter, fallback = usable_meter(meter_name)
+    tools = Tools(meter, effort, say)
     lock_speaks = lock_path is not None and meter.simulation is not None
     with bases_of(base_ref, contracts) if base_ref else nullcontext() as base:
         notes = [*(base.notes if base else []), *([fallback] if fallback else [])]
         examinations = examine_all(contracts, meter, effort, say)
         notes += [*_estimates(examinations), *_not_run(examinations, meter.name)]
-        extra = base.findings(Asked(meter, effort, say)) if base else []
+        extra = base.findings(tools) if base else []
         if base and lock_path is not None:
             extra += base.lock_changes(lock_path, lock)
         if base and meter.simulation is not None and (lock_path is None or (trouble and not update)):
-            extra += base.bytes_findings(examinations, Asked(meter, effort, say))
+            extra += base.bytes_findings(examinations, tools)
     if lock_path is not None and not lock_speaks:
         notes.append(f"the lock was not judged: it holds simulated bytes, and the meter is {meter.name}")
     if update and lock_speaks and lock_path is not None:

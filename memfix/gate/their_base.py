@@ -7,18 +7,17 @@ functions for its forms is examined where the laws may differ: where a file chan
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..checks.effort import Effort
-from ..checks.examine import Examination, put_together
+from ..checks.examine import Examination, Tools, put_together, run_checks
 from ..checks.finding import Finding
-from ..checks.plan import OneMeter, gate_plan, run_checks
+from ..checks.plan import gate_plan
 from ..contract import Contract
 from ..laws import NAIVE
-from ..meters.base import Meter, Reading
+from ..meters.base import Reading
 from ..registry import Source, all_contracts, source_of
 from .base import law_changes
 from .commit import is_tracked
@@ -28,19 +27,8 @@ from .module_graph import files_used, package_of
 from .timing.base_checkout import BaseCheckouts
 from .timing.import_base import NotAtBase, contract_at_base, ops_at_base
 
-Say = Callable[[str], None]
 
-
-@dataclass(frozen=True)
-class Asked:
-    """Meter, effort and progress callback of an examination."""
-
-    meter: Meter
-    effort: Effort
-    say: Say
-
-
-def under_their_laws(base: BaseCheckouts, contracts: Sequence[Contract], asked: Asked) -> Iterator[Finding]:
+def under_their_laws(base: BaseCheckouts, contracts: Sequence[Contract], tools: Tools) -> Iterator[Finding]:
     """Note how the laws of ``contracts`` differ from the base's, and judge today's forms by the base's."""
     sources = {contract.name: source_of(contract.name) for contract in contracts if contract.name in base.folders}
     for contract in contracts:
@@ -53,8 +41,8 @@ def under_their_laws(base: BaseCheckouts, contracts: Sequence[Contract], asked: 
             continue
         if contract.laws() != then.laws() or _source(contract) != _source(then):
             yield from law_changes(contract, then.laws(), base.ref)
-        asked.say(f"{contract.name}: today's forms under the laws of {base.ref}")
-        yield from _under_laws(base.ref, _with_forms_of(then, contract), asked)
+        tools.say(f"{contract.name}: today's forms under the laws of {base.ref}")
+        yield from _under_laws(base.ref, _with_forms_of(then, contract), tools)
     folders = {source: base.folders[op] for op, source in sources.items()}
     then_there = {op for source, folder in folders.items() for op in _ops_then(folder, source)}
     for op in sorted(then_there - all_contracts().keys()):
@@ -62,15 +50,15 @@ def under_their_laws(base: BaseCheckouts, contracts: Sequence[Contract], asked: 
 
 
 def bytes_against_base(
-    base: BaseCheckouts, contracts: Sequence[Contract], examinations: Sequence[Examination], asked: Asked
+    base: BaseCheckouts, contracts: Sequence[Contract], examinations: Sequence[Examination], tools: Tools
 ) -> Iterator[Finding]:
     """Compare today's bytes with those of the base's forms, measured now: where no lock holds them, growth fails."""
     today = lockable_readings(examinations)
     for contract in contracts:
         if contract.name not in base.folders or isinstance(then := _at_base(base, contract.name), Finding):
             continue  # reported where the laws are compared
-        asked.say(f"{contract.name}: the bytes of its forms at {base.ref}")
-        before = _readings(then, [form for form in then.forms if form in contract.forms], asked)
+        tools.say(f"{contract.name}: the bytes of its forms at {base.ref}")
+        before = _readings(then, [form for form in then.forms if form in contract.forms], tools)
         for key, reading in before.items():
             if key in today:
                 yield judge_against_base(key, today[key], reading, base.ref)
@@ -150,22 +138,22 @@ def _with_forms_of(then: Contract, today: Contract) -> Contract:
     )  # fmt: skip
 
 
-def _under_laws(ref: str, contract: Contract, asked: Asked) -> Iterator[Finding]:
+def _under_laws(ref: str, contract: Contract, tools: Tools) -> Iterator[Finding]:
     """Judge today's forms by the contract of the commit ``ref``."""
-    plan = gate_plan(contract, asked.meter)
+    plan = gate_plan(contract, tools.meter)
     # the process that interprets kernels cannot import the base's package
     left_out = [check for check in plan if check.place == "interpreter"]
     for form in dict.fromkeys(check.form for check in left_out):
         message = f"without a GPU its kernels are compared with today's naive, and not with that of {ref}"
         yield Finding("law", contract.name, form, "note", message)
     here = [check for check in plan if check not in left_out]
-    found = run_checks(contract, here, OneMeter(asked.meter, asked.effort), {}, asked.say)
+    found = run_checks(contract, here, tools, {})
     yield from under_laws_of(ref, put_together(contract, plan, found).findings)
 
 
-def _readings(contract: Contract, forms: Sequence[str], asked: Asked) -> dict[tuple[str, str, str, str], Reading]:
-    plan = [check for check in gate_plan(contract, asked.meter) if check.kind == "memory" and check.form in forms]
-    found = run_checks(contract, plan, OneMeter(asked.meter, asked.effort), {}, asked.say)
+def _readings(contract: Contract, forms: Sequence[str], tools: Tools) -> dict[tuple[str, str, str, str], Reading]:
+    plan = [check for check in gate_plan(contract, tools.meter) if check.kind == "memory" and check.form in forms]
+    found = run_checks(contract, plan, tools, {})
     return {
         (contract.name, check.form, check.case, phase): reading
         for check, outcome in found.items()

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Lock
 
-from ..checks.children import StartMethod, start_method, start_worker, take_one_core
+from ..checks.children import StartMethod, one_core, start_method, start_worker
 from ..checks.effort import Effort, get_effort
-from ..checks.examine import Examination, examine, put_together
+from ..checks.examine import Examination, Found, Tools, examine, is_due, put_together, run_check, run_checks
 from ..checks.interpreter import start_interpreter
-from ..checks.plan import Check, Found, OneMeter, Say, gate_plan, is_due, run_check, run_checks
+from ..checks.plan import Check, gate_plan
 from ..checks.preload import import_for_equality, import_for_meters
 from ..contract import Contract
 from ..meters import get_meter
 from ..meters.base import Meter
+from ..progress import Say
 from ..registry import all_contracts
 
 
@@ -38,7 +38,7 @@ class Batch:
         return list(dict.fromkeys(check.form for check in self.checks))
 
     def run(self, effort: Effort) -> Found:
-        contract, tools = all_contracts()[self.op], OneMeter(get_meter(self.meter), effort)
+        contract, tools = all_contracts()[self.op], Tools(get_meter(self.meter), effort)
         if tools.meter.simulation is None:  # examine_all chose the checks that are due
             return {check: run_check(check, contract, tools) for check in self.checks}
         return run_checks(contract, self.checks, tools, {})
@@ -81,7 +81,7 @@ def examine_all(contracts: Sequence[Contract], meter: Meter, effort: Effort, say
     batches = batches_of(check for check in every if not is_later[check])
     if not travels or num_workers < 2 or len(batches) * effort.equality_examples < _WORTH_A_START:
         return [examine(contract, meter, effort, say) for contract in contracts]
-    with _one_core():
+    with one_core():
         found = _run_batches(batches, effort, min(num_workers, len(batches)), say)
         later = (check for check in every if is_later[check])
         due = [check for check in later if is_due(check, registered[check.op], meter, found[check.op])]
@@ -218,18 +218,6 @@ def _started_pool(num_workers: int, method: StartMethod) -> ProcessPoolExecutor:
     pool = ProcessPoolExecutor(num_workers, context, initializer=start_worker, initargs=(num_workers + 1,))
     pool.submit(os.getpid)
     return pool
-
-
-@contextlib.contextmanager
-def _one_core() -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    take_one_core()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 _WORTH_A_START = 320  # batches times examples: about ten seconds of work, where a worker has begun after four

@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 
 import torch
 
+from ..checks.examine import meter_of
 from ..checks.form_call import FormCall
 from ..checks.inputs import Draw
 from ..checks.measuring import measure_phases
 from ..checks.memory import bytes_of
-from ..checks.plan import meter_of
 from ..contract import Case, Contract
 from ..formula import Formula
 from ..laws import NAIVE, Phase

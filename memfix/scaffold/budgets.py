@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -33,63 +33,57 @@ _SLACK = 4096
 """Bytes that a formula allows in addition to its terms, for scalars and the like."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Measured:
     """The laws that hold today, and notes about each form."""
 
-    budgets: tuple[Budget, ...]
-    scaling: tuple[Scaling, ...]
-    notes: tuple[str, ...]
+    budgets: list[Budget] = field(default_factory=list)
+    scaling: list[Scaling] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def laws_that_hold(contract: Contract, meter: Meter, *, num_samples: int) -> Measured:
-    parts = [_laws_of(contract, form, meter, num_samples) for form in contract.forms]
-    return Measured(
-        tuple(itertools.chain(*(part.budgets for part in parts))),
-        tuple(itertools.chain(*(part.scaling for part in parts))),
-        tuple(itertools.chain(*(part.notes for part in parts))),
-    )
+    found = Measured()
+    for form in contract.forms:
+        _add_laws(found, contract, form, meter, num_samples)
+    return found
 
 
-def _laws_of(contract: Contract, form: str, meter: Meter, num_samples: int) -> Measured:
+def _add_laws(found: Measured, contract: Contract, form: str, meter: Meter, num_samples: int) -> None:
     phases: list[Phase] = ["train", "held"] if any(spec.grad for spec in contract.inputs) else ["forward"]
-    peak = phases[0]
+    peak, notes = phases[0], found.notes
     naive, used = (_bytes(FormCall.at_case(contract, name, CASE), phases, meter) for name in (NAIVE, form))
     ratio = naive[peak] / max(1, used[peak])
-    notes = [f"{form}: {format_bytes(used[peak])} in {peak}, {ratio:.2g}x below naive's {format_bytes(naive[peak])}"]
-    budgets: list[Budget] = []
+    notes.append(
+        f"{form}: {format_bytes(used[peak])} in {peak}, {ratio:.2g}x below naive's {format_bytes(naive[peak])}"
+    )
     if ratio >= _WORTH_A_RATIO:
-        budgets.append(Budget(form, phase=peak, case=CASE, times_below_naive=_round_down_two_digits(ratio / HEADROOM)))
+        times = _round_down_two_digits(ratio / HEADROOM)
+        found.budgets.append(Budget(form, phase=peak, case=CASE, times_below_naive=times))
     else:
         notes.append("  it saves little at these sizes; a larger example may show more")
     samples = _samples(contract, form, phases, meter, num_samples)
     for phase in phases:
         formula = formula_above(samples[phase], _terms(contract))
         allowed = Formula(formula).evaluate(contract.formula_values(contract.cases[CASE]))
-        budgets.append(Budget(form, phase=phase, bytes=formula))
-        today = (
-            f"{allowed / used[phase] - 1:.0%} above today"
-            if used[phase] >= _SLACK
-            else f"today {format_bytes(used[phase])}"
-        )
+        found.budgets.append(Budget(form, phase=phase, bytes=formula))
+        above = f"{allowed / used[phase] - 1:.0%} above today" if used[phase] >= _SLACK else ""
+        today = above or f"today {format_bytes(used[phase])}"
         notes.append(f"  {phase}: at most {formula} at every shape, {today} at the example")
         if allowed > _MAX_SLACK_RATIO * used[phase] + _SLACK:  # other layouts or dtypes take more
             size = math.ceil(used[phase] * HEADROOM)
-            budgets.append(Budget(form, phase=phase, case=CASE, bytes=size))
+            found.budgets.append(Budget(form, phase=phase, case=CASE, bytes=size))
             notes.append(f"  {phase}: at most {format_bytes(size)} at the example, 5 % above today")
-    grows = [law for law in _growth(contract, form, peak) if check_scaling(contract, law, meter).status == "pass"]
-    return Measured(tuple(budgets), tuple(grows), tuple(notes))
+    for dim in contract.shape_dims():
+        law = Scaling(form, dim=dim, at_most=1, case=CASE, phase=peak)
+        grows = contract.dims[dim].low < contract.dims[dim].high
+        if grows and check_scaling(contract, law, meter).status == "pass":
+            found.scaling.append(law)
 
 
 def _round_down_two_digits(ratio: float) -> float:
-    """Round down to two significant digits."""
     unit = 10 ** (math.floor(math.log10(ratio)) - 1)
     return float(f"{math.floor(ratio / unit) * unit:.2g}")
-
-
-def _growth(contract: Contract, form: str, phase: Phase) -> list[Scaling]:
-    grows = [dim for dim in contract.shape_dims() if contract.dims[dim].low < contract.dims[dim].high]
-    return [Scaling(form, dim=dim, at_most=1, case=CASE, phase=phase) for dim in grows]
 
 
 def _bytes(call: FormCall, phases: Sequence[Phase], meter: Meter) -> dict[Phase, int]:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from ..checks.effort import Effort
-from ..checks.examine import Examination, put_together
+from ..checks.examine import Examination, Tools, put_together, run_checks
 from ..checks.finding import Finding, exit_code_of
-from ..checks.plan import OneMeter, gate_plan, run_checks
+from ..checks.plan import gate_plan
 from ..contract import WORKING_DTYPES, Contract
 from ..errors import MemfixError, UsageError, did_you_mean
 from ..meters.base import Meter
@@ -76,8 +76,8 @@ def first_contract(request: Request, meter: Meter, effort: Effort, say: Say = si
         contract_of_example(request.name, naive, forms, arguments, request.dtypes), _tensors(arguments)
     )
     say("equality with naive")
-    tools = OneMeter(meter, effort)
-    found = run_checks(draft, gate_plan(draft, meter), tools, {}, say)
+    tools = Tools(meter, effort, say)
+    found = run_checks(draft, gate_plan(draft, meter), tools, {})
     require_pass(put_together(draft, gate_plan(draft, meter), found).findings, request)
     say("budgets")
     measured = laws_that_hold(draft, meter, num_samples=4 * effort.memory_examples)
@@ -86,7 +86,7 @@ def first_contract(request: Request, meter: Meter, effort: Effort, say: Say = si
     def judged(contract: Contract) -> Examination:
         """Reuse what was found for the draft; run only the checks of the laws."""
         plan = gate_plan(contract, meter)
-        every = run_checks(contract, [check for check in plan if check not in found], tools, {**found}, say)
+        every = run_checks(contract, [check for check in plan if check not in found], tools, {**found})
         return put_together(contract, plan, every)
 
     contract = replace(draft, budgets=measured.budgets, scaling=measured.scaling)

@@ -37,7 +37,6 @@ def names_used(source: str) -> list[str]:
 
 
 def import_lines(references: Iterable[Reference]) -> str:
-    """Return one import line per module."""
     names: dict[str, set[str]] = {}
     for reference in references:
         names.setdefault(reference.module, set()).add(reference.name)

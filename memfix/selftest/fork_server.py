@@ -26,9 +26,9 @@ import torch
 
 from ..checks.children import start_method, take_one_core
 from ..checks.effort import Effort
+from ..checks.examine import Found
 from ..checks.finding import Finding
 from ..checks.interpreter import VARIABLE, prepare_to_interpret
-from ..checks.plan import Found
 from ..checks.preload import import_for_equality, import_for_meters
 from ..contract import Contract
 from ..errors import MeasurementError, MemfixError

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..checks.effort import Effort
-from ..checks.examine import put_together
+from ..checks.examine import Found, Outcome, Tools, put_together, run_check, run_checks
 from ..checks.finding import Finding
-from ..checks.plan import Check, Found, OneMeter, Outcome, gate_plan, run_check, run_checks
+from ..checks.plan import Check, gate_plan
 from ..contract import Contract
 from ..gate.judge import judge_lock
 from ..gate.lock import Key
@@ -47,7 +47,7 @@ class Judge:
 
     def _findings(self, contract: Contract, group: Group) -> Iterator[Finding]:
         meter = get_meter("simulated")
-        tools, form = OneMeter(meter, self.effort), group[0].form
+        tools, form = Tools(meter, self.effort), group[0].form
         if not is_memory(group):
             yield from (finding for check in group for finding in run_check(check, contract, tools).findings)
             return

@@ -38,11 +38,12 @@ from memfix.checks.drawn_budgets import measure_and_judge
 from memfix.checks.draws import Drawn, memory_calls
 from memfix.checks.effort import PROFILES
 from memfix.checks.equality import compare_once
+from memfix.checks.examine import meter_of
 from memfix.checks.form_call import FormCall
 from memfix.checks.interpreter import in_interpreter
 from memfix.checks.measuring import measure_phases
 from memfix.checks.memory import judge_kept, judge_leak
-from memfix.checks.plan import meter_of, place_of
+from memfix.checks.plan import place_of
 from memfix.checks.scaling import measure_growth
 from memfix.cuda_kernels.emulated import KernelFault
 from memfix.meters import get_meter

@@ -6,10 +6,16 @@ import sys
 import threading
 
 import pytest
+import torch
 from forked_python import forked_python
 
+from memfix import Contract, Dim, TensorSpec
 from memfix.checks import children
-from memfix.meters import cuda
+from memfix.checks.effort import get_effort
+from memfix.checks.examine import Tools, run_check
+from memfix.checks.plan import Check
+from memfix.laws import SpeedBudget
+from memfix.meters import cuda, get_meter
 
 
 @pytest.fixture
@@ -51,3 +57,35 @@ memfix.peak(build)
 print(_has_autograd_threads())
 """
     assert forked_python("-c", program).stdout.split() == ["False", "True"]
+
+
+def test_all_checks_but_speed_run_on_one_core() -> None:
+    """Two threads on busy cores: ``memfix gate kda_wide`` took 67 s of CPU time where one took 15."""
+    threads: list[int] = []
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        threads.append(torch.get_num_threads())
+        return 2 * x
+
+    law = SpeedBudget("double", case="only", phase="forward", times_naive=1e9)
+    contract = Contract(
+        "double",
+        naive=lambda x: x + x,
+        forms={"double": double},
+        dims={"N": Dim(1, 4)},
+        inputs=[TensorSpec("x", "N")],
+        cases={"only": {"N": 4}},
+        speed=[law],
+    )
+    tools = Tools(get_meter("simulated"), get_effort("dev"))
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        run_check(Check("double", "equality", "double", dtype="float32"), contract, tools)
+        assert {*threads} == {1}
+        threads.clear()
+        run_check(Check("double", "speed", "double", case="only", law=law), contract, tools)
+        assert {*threads} == {3}
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

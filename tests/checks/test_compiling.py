@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from memfix import Contract, Dim, Form, TensorSpec
-from memfix.checks import compilers
+from memfix.checks import compiling
 from memfix.checks.compiling import check_compiles, compile_ahead
 from memfix.checks.effort import PROFILES
+from memfix.checks.examine import Tools, run_check
 from memfix.checks.finding import Finding
 from memfix.checks.form_call import StepOf
 from memfix.checks.inputs import Draw
-from memfix.checks.plan import OneMeter, gate_plan, run_check
+from memfix.checks.plan import gate_plan
 from memfix.contract import Case
 from memfix.meters import get_meter
 from memfix.meters.simulated.gpus import get_gpu
@@ -115,7 +116,7 @@ def law_of(form: Form, asked_for: str = "simulated") -> Finding:
     """As an examination finds it."""
     contract, meter = contract_of(form), get_meter(asked_for)
     (check,) = (check for check in gate_plan(contract, meter) if check.kind == "compile")
-    (law,) = run_check(check, contract, OneMeter(meter, PROFILES["dev"])).findings
+    (law,) = run_check(check, contract, Tools(meter, PROFILES["dev"])).findings
     return law
 
 
@@ -137,7 +138,7 @@ def test_what_calls_will_launch_is_compiled_before_them() -> None:
     def steps_of(form: Form) -> list[StepOf]:
         return [StepOf(contract_of(form), "kernel", draw, "train") for draw in draws]
 
-    with compilers.compiling_for(gpu):
+    with compiling.compiling_for(gpu):
         double.device_caches.clear()
         compile_ahead(steps_of(form_of(double)))
         ((kernels, *_),) = double.device_caches.values()
@@ -218,7 +219,7 @@ def test_a_cache_that_cannot_be_written_is_no_fault_of_the_kernel(monkeypatch: p
 
 
 def test_without_triton_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compilers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: None)
     found = compiled(form_of(double))
     assert (found.status, found.message) == ("note", "kernels not compiled for H200: triton is not installed")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from kernel_coverage import WATCH, Coverage, CoverageInterpreter
 
 from memfix import Contract, Dim, Form, TensorSpec
 from memfix.checks.calls import equality_calls
@@ -16,7 +17,6 @@ from memfix.checks.equality import check_equality
 from memfix.checks.form_call import FormCall
 from memfix.checks.interpreter import in_interpreter
 from memfix.checks.kernel_calls import launched
-from memfix.checks.kernel_coverage import WATCH, Coverage, missing_coverage
 from memfix.checks.lowered import lowered_constants
 from memfix.checks.running import run_form
 from memfix.errors import ContractError
@@ -162,23 +162,27 @@ def test_every_two_options_meet_in_every_kernel() -> None:
     assert in_interpreter(calls_by_kernel) == {"double": both, "double_rows_of_eight": {(False, False), (False, True)}}
 
 
+@pytest.fixture(scope="module")
+def covering() -> CoverageInterpreter:
+    return CoverageInterpreter()
+
+
 def coverage_of(contract: Contract) -> list[str]:
+    WATCH.now = Coverage()
     for dtype in contract.dtypes:
         finding = check_equality(contract, "kernel", dtype=dtype, place="interpreter", examples=32)
         assert finding.status == "pass", finding
-    missing = missing_coverage(doubled)
-    del WATCH.by_function[doubled]
-    return missing
+    return WATCH.now.missing()
 
 
-def test_a_loop_that_never_comes_round_is_named_and_smaller_tiles_mend_it() -> None:
-    (loop,) = in_interpreter(partial(coverage_of, kernels_of()))
+def test_a_loop_that_never_comes_round_is_named_and_smaller_tiles_mend_it(covering: CoverageInterpreter) -> None:
+    (loop,) = covering.call(partial(coverage_of, kernels_of()))
     assert "no call comes round this loop twice" in loop
-    assert in_interpreter(partial(coverage_of, kernels_of(BLOCK=4))) == []
+    assert covering.call(partial(coverage_of, kernels_of(BLOCK=4))) == []
 
 
-def test_an_else_that_no_call_takes_is_named() -> None:
-    (branch,) = in_interpreter(partial(coverage_of, kernels_of(negates=(True,), BLOCK=4)))
+def test_an_else_that_no_call_takes_is_named(covering: CoverageInterpreter) -> None:
+    (branch,) = covering.call(partial(coverage_of, kernels_of(negates=(True,), BLOCK=4)))
     assert "every call takes this branch" in branch
 
 
@@ -204,7 +208,7 @@ def coverage_of_memfix() -> dict[str, list[str]]:
     return missing
 
 
-def test_every_branch_loop_and_mask_of_memfixs_own_kernels_is_run() -> None:
-    found = in_interpreter(coverage_of_memfix)
+def test_every_branch_loop_and_mask_of_memfixs_own_kernels_is_run(covering: CoverageInterpreter) -> None:
+    found = covering.call(coverage_of_memfix)
     assert "memfix.ops.kda" in found
     assert {name: missing for name, missing in found.items() if missing} == {}

@@ -189,13 +189,11 @@ def test_of_several_budgets_at_drawn_shapes_the_broken_one_is_named() -> None:
         lambda x: (x * x).exp(),
         budgets=[Budget("form", phase="forward", bytes="8*N*e"), Budget("form", phase="train", bytes="e")],
     )
-    found = check_drawn_budgets(made, "form", METER, examples=3)
-    assert found is not None
+    (found,) = check_drawn_budgets(made, "form", METER, examples=3)
     assert (found.status, found.phase) == ("fail", "train")
     assert "at N=" in found.message
     kept = contract(lambda x: (x * x).exp(), budgets=[Budget("form", phase="train", bytes="8*N*e")])
-    found = check_drawn_budgets(kept, "form", METER, examples=3)
-    assert found is not None
+    (found,) = check_drawn_budgets(kept, "form", METER, examples=3)
     assert found.message == "1 budget held at 4 drawn shapes each"
 
 
@@ -299,8 +297,7 @@ def test_a_leak_that_only_an_option_has_is_found_at_drawn_shapes() -> None:
         cases={"small": {"N": 16}},
         budgets=[Budget("form", phase="train", bytes="1 MiB")],
     )
-    found = check_drawn_budgets(adding, "form", get_meter("simulated"), examples=8)
-    assert found is not None
+    (found,) = check_drawn_budgets(adding, "form", get_meter("simulated"), examples=8)
     assert (found.check, found.status) == ("leak", "fail")
     assert "present=bias" in found.reproduce
 
@@ -321,6 +318,5 @@ def test_a_meter_that_really_runs_the_steps_is_asked_at_small_shapes_until_its_t
     monkeypatch.setattr(drawn_budgets.time, "monotonic", lambda: meter.now_s)
     made = contract(square, budgets=[Budget("form", phase="forward", bytes="1 MiB")])
     for one, said in ((meter, "held at 3 drawn shapes each"), (METER, "held at 8 drawn shapes each")):
-        found = check_drawn_budgets(made, "form", one, examples=8)
-        assert found is not None
+        (found,) = check_drawn_budgets(made, "form", one, examples=8)
         assert said in found.message

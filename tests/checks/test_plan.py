@@ -9,10 +9,10 @@ from typing import get_args
 import pytest
 import torch
 
-from memfix.checks.examine import examine_call
+from memfix.checks.examine import Found, Outcome, examine_call, is_due, standing_of
 from memfix.checks.finding import Finding, Status
 from memfix.checks.inputs import Draw
-from memfix.checks.plan import Check, Found, Kind, Outcome, equality_checks, gate_plan, is_due, standing_of, suite_plan
+from memfix.checks.plan import Check, Kind, equality_checks, gate_plan, suite_plan
 from memfix.contract import BadInput, Contract, Dim, Form, TensorSpec, setting
 from memfix.laws import NAIVE, Budget, Scaling, SpeedBudget
 from memfix.meters import get_meter

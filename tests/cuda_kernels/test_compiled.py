@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from memfix.checks import compilers
+from memfix.checks import compiling
 from memfix.checks.compiling import check_compiles
 from memfix.cuda_kernels import CudaKernel, compiled
 from memfix.cuda_kernels.compiled import CompilerRefused, cubin_of, no_compiler, static_shared_bytes
@@ -115,7 +115,7 @@ def test_kernels_of_one_form_may_be_of_two_languages(monkeypatch: pytest.MonkeyP
     contract = all_contracts()["matmul"].with_form("both", form, like="triton")
     found = check_compiles(contract, "both", get_meter("simulated"))
     both = int(found.message.partition(" kernels compile for H200")[0])
-    monkeypatch.setattr(compilers.compiled, "no_compiler", lambda: "no nvcc")
+    monkeypatch.setattr(compiling.compiled, "no_compiler", lambda: "no nvcc")
     found = check_compiles(contract, "both", get_meter("simulated"))
     assert found.message.startswith(f"{both - 1} kernels compile for H200")
     assert found.message.endswith("; others not compiled: no nvcc")

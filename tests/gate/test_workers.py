@@ -15,9 +15,9 @@ import torch
 from forked_python import forked_python
 
 from memfix.checks.effort import Effort, get_effort
-from memfix.checks.examine import Examination, examine, put_together
+from memfix.checks.examine import Examination, Found, Tools, examine, put_together, run_checks
 from memfix.checks.interpreter import in_interpreter, is_interpreting, start_interpreter
-from memfix.checks.plan import Check, Found, OneMeter, gate_plan, place_of, run_checks
+from memfix.checks.plan import Check, gate_plan, place_of
 from memfix.contract import BadInput, Contract, Dim, Form, TensorSpec, setting
 from memfix.gate import run, workers
 from memfix.gate.judge import judge
@@ -117,7 +117,7 @@ def test_of_a_form_that_is_not_equal_no_memory_passes_and_what_is_too_large_is_s
     # as workers do: each dtype without knowing of the others
     found: Found = {}
     for check in plan:
-        found |= run_checks(contract, [check], OneMeter(METER, EFFORT), {})
+        found |= run_checks(contract, [check], Tools(METER, EFFORT), {})
     together = put_together(contract, plan, found)
     assert together == examine(contract, METER, EFFORT, forms=["cheat"])
     assert [f.status for f in together.findings if f.check == "equality"] == ["pass", "fail"]

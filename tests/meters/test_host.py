@@ -15,9 +15,8 @@ from sub_sessions import OPTIONS
 
 import memfix
 from memfix.checks.effort import Effort
-from memfix.checks.examine import examine
+from memfix.checks.examine import examine, meter_of
 from memfix.checks.finding import Finding
-from memfix.checks.plan import meter_of
 from memfix.errors import ContractError, MeasurementError, MeterUnavailable
 from memfix.gate.judge import lockable_readings
 from memfix.meters import get_meter, host, resident

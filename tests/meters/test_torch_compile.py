@@ -23,7 +23,7 @@ import memfix
 from memfix.errors import MeasurementError
 from memfix.meters.base import Reading
 from memfix.meters.simulated import SimulatedMeter
-from memfix.meters.simulated.compiled import compiler, inductor
+from memfix.meters.simulated.compiled import compilation, inductor
 from memfix.meters.simulated.compiled.compiler import RAN_EAGER
 from memfix.meters.simulated.environment import _NoDeviceFakeMode
 
@@ -36,7 +36,7 @@ COUNTED = f"a region under torch.compile is counted as Inductor of torch {torch.
 @pytest.fixture(autouse=True)
 def as_if_never_compared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.node.get_closest_marker("gpu") is None:
-        monkeypatch.setattr(compiler, "COMPARED", frozenset())
+        monkeypatch.setattr(compilation, "COMPARED", frozenset())
 
 
 def step_of(function: Callable[[torch.Tensor], object], *size: int) -> Callable[[str], Any]:
@@ -61,7 +61,7 @@ def test_a_fused_region_allocates_its_result_only() -> None:
 
 
 def test_a_compiled_step_is_exact_where_steps_were_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "COMPARED", frozenset({("H200", torch.__version__[:4])}))
+    monkeypatch.setattr(compilation, "COMPARED", frozenset({("H200", torch.__version__[:4])}))
     reading = memfix.peak(step_of(torch.compile(lambda x: ((x + 1) * 2).exp().sin()), 1000))
     assert (reading.peak_bytes, reading.notes, reading.exact) == (1000 * FLOAT, (), True)
 

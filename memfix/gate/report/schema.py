@@ -19,7 +19,6 @@ _MOST_ENTRIES = 10_000
 
 
 def parsed(content: bytes) -> Any:
-    """Parse a JSON file."""
     if len(content) > MOST_BYTES:
         raise UsageError(f"it must have at most {MOST_BYTES:,} bytes, and has more")
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...checks.finding import Finding, Status
@@ -12,6 +12,7 @@ from ...checks.measured import Ratio
 from ...contract import Contract
 from ...errors import MeterUnavailable
 from ...laws import NAIVE
+from ...progress import Say, silent
 from ...provenance import describe
 from ...units import format_seconds
 from ..judge import Verdict
@@ -20,8 +21,6 @@ from .rule import CANARY_FACTOR, LIMIT_S, MOST_PROCESSES, STEPS_OF_LIMIT, Decisi
 from .timing_plan import Comparison, TimedForm, comparisons_of, forms_to_time
 from .worker import TimingResult, WorkerConfig
 from .worker_pool import WorkerPool
-
-Say = Callable[[str], None]
 
 
 def run_time_gate(
@@ -34,7 +33,7 @@ def run_time_gate(
     needs_idle_gpu: bool = True,
     timed_forms: Mapping[str, Sequence[TimedForm]] | None = None,
     slower_by: Mapping[str, float] | None = None,
-    say: Say = lambda _: None,
+    say: Say = silent,
 ) -> Verdict:
     """Judge the times of ``contracts``: against naive by their budgets, and with ``base_ref`` against that commit.
 

@@ -65,7 +65,6 @@ class TimingTask:
     base_first: bool
 
     def answers(self, contract: Contract, config: WorkerConfig) -> Iterator[TimingResult]:
-        """One result for each comparison."""
         return (_timed(contract, comparison, config, self.base_first) for comparison in self.comparisons)
 
 

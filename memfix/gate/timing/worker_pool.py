@@ -5,11 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 from ...laws import NAIVE
+from ...progress import Say, silent
 from .timing_plan import Comparison, TimedForm
 from .worker import SizingTask, TimingResult, TimingTask, WorkerConfig, run_worker
 
@@ -18,8 +19,6 @@ POOL_SIZE = {"cpu": 1, "cuda": 6}
 second measurement, and two more where either is undecided. On a CPU concurrent start-up would disturb the timings."""
 _EXIT_S = 10.0
 
-Say = Callable[[str], object]
-
 
 class WorkerPool:
     """Gives each request to a new process; unused processes end with the ``with`` block.
@@ -27,7 +26,7 @@ class WorkerPool:
     A process that takes longer than ``limit_s`` for one answer is ended. ``say`` is called with progress messages.
     """
 
-    def __init__(self, config: WorkerConfig, *, limit_s: float | None = None, say: Say = lambda _: None) -> None:
+    def __init__(self, config: WorkerConfig, *, limit_s: float | None = None, say: Say = silent) -> None:
         self._config, self._limit_s, self._say = config, limit_s, say
         self._ready: deque[_Worker] = deque()
 

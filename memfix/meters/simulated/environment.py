@@ -82,7 +82,9 @@ def simulated_gpu(
         *(
             [
                 hide_dispatch_modes.installed(
-                    num_outer_modes + len(modes), partial(tracker.note, _OTHER_MODE), lambda: compiler.is_running
+                    num_outer_modes + len(modes),
+                    partial(tracker.note, _OTHER_MODE),
+                    lambda: compiler.compilation.is_running,
                 )
             ]
             if hides_modes

@@ -5,11 +5,13 @@ times kernels or compiles Triton code is patched. The Python wrapper that Induct
 so the tracker sees the buffers that it allocates, reuses and deletes. Modules:
 
 - ``compiler``: runs the compilers outside the simulation, and falls back to eager where they fail
+- ``compilation``: what the two share, and how compiled code is run
 - ``inductor``: the patches of Dynamo and Inductor
 - ``generated_code``: stubs of the functions that generated wrappers call
 - ``process_state``: undoes what a compilation leaves behind in the process
 """
 
-from .compiler import CompiledCodeError, Compiler
+from .compilation import CompiledCodeError
+from .compiler import Compiler
 
 __all__ = ["CompiledCodeError", "Compiler"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -17,11 +17,11 @@ from ..storages import is_on_gpu
 from ..triton_driver import TritonDriver
 from ..workspace.rules import tensors_in
 from . import generated_code
+from .compilation import Compilation
 from .generated_code import Kernel
 from .process_state import cache_folder
 
-if TYPE_CHECKING:
-    from .compiler import Compiler
+Compiling = Callable[[], contextlib.AbstractContextManager[None]]
 
 _OVERRIDES = {
     "compile_threads": 1,
@@ -90,8 +90,8 @@ def _known(config: Any, values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in config._config}
 
 
-def while_compiling(compiler: Compiler) -> list[Patch]:
-    """The patches of the compilers, to be applied while they run."""
+def while_compiling(compilation: Compilation, compiling: Compiling) -> list[Patch]:
+    """The patches of the compilers, to be applied while they run; inside ``compiling()`` they do."""
     from torch._dynamo.device_interface import CudaInterface
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
@@ -108,25 +108,25 @@ def while_compiling(compiler: Compiler) -> list[Patch]:
         *((CudaInterface, name, staticmethod(getattr(cuda, theirs))) for name, theirs in names.items()),
         (CudaInterface, "get_raw_stream", staticmethod(always(0))),
         (CUDADeviceOpOverrides, "import_get_raw_stream_as", lambda _, name: f"{name} = lambda index: 0"),
-        (AsyncCompile, "triton", lambda _, name, source, **_where: Kernel(name, source, compiler.tracker)),
+        (AsyncCompile, "triton", lambda _, name, source, **_where: Kernel(name, source, compilation.tracker)),
         (AsyncCompile, "cpp_pybinding", always(nothing)),
-        (guards, "_empty_strided_cpu", generated_code.empty_strided_cpu(compiler.tracker)),
+        (guards, "_empty_strided_cpu", generated_code.empty_strided_cpu(compilation.tracker)),
         (guards, "_empty_strided_cuda", generated_code.empty_strided),
-        (guards, "_reinterpret_tensor", generated_code.reinterpret_tensor(compiler.tracker)),
+        (guards, "_reinterpret_tensor", generated_code.reinterpret_tensor(compilation.tracker)),
         (guards, "assert_alignment", always(None)),
-        (pad_mm, "_should_pad", _pads(compiler)),
+        (pad_mm, "_should_pad", _pads(compilation)),
         *(
             (folder, "_deduce_value", _on_cpu(folder._deduce_value))
             for folder in (ConstantFolder, UniformValueConstantFolder)
         ),
-        *_optimizers(compiler),
-        *_guards(compiler),
-        (torch._inductor.compile_fx, "compile_fx", _compile_fx(compiler)),
-        (driver, "_active", TritonDriver(compiler.tracker.gpu)),
+        *_optimizers(compilation),
+        *_guards(compilation),
+        (torch._inductor.compile_fx, "compile_fx", _compile_fx(compilation, compiling)),
+        (driver, "_active", TritonDriver(compilation.tracker.gpu)),
     ]
 
 
-def while_running(compiler: Compiler) -> list[Patch]:
+def while_running(compilation: Compilation) -> list[Patch]:
     """The patches for running compiled code, active from the first compilation to the end of the simulation."""
     from torch._inductor import compile_fx, utils
     from torch._inductor.output_code import CompiledFxGraph
@@ -134,16 +134,16 @@ def while_running(compiler: Compiler) -> list[Patch]:
     real: Callable[..., Any] = CompiledFxGraph.__call__
 
     def call(graph: Any, inputs: Any) -> Any:
-        return compiler.run(real, graph, inputs)
+        return compilation.run(real, graph, inputs)
 
     return [
         (CompiledFxGraph, "__call__", call),
         *((m, "copy_misaligned_inputs", generated_code.copy_misaligned_inputs) for m in (utils, compile_fx)),
-        *_without_rng_state(compiler),
+        *_without_rng_state(compilation),
     ]
 
 
-def _without_rng_state(compiler: Compiler) -> list[Patch]:
+def _without_rng_state(compilation: Compilation) -> list[Patch]:
     """Run an operator that a checkpoint recomputes without restoring the RNG state, which takes no GPU memory."""
     from torch._prims import rng_prims
 
@@ -153,14 +153,14 @@ def _without_rng_state(compiler: Compiler) -> list[Patch]:
     real: Callable[..., Any] = type(operator).__call__
 
     def call(wrapper: Any, inner: Any, *args: Any, rng_state: Any = None, **kwargs: Any) -> Any:
-        if compiler.is_running:
+        if compilation.is_running:
             return real(wrapper, inner, *args, rng_state=rng_state, **kwargs)
         return inner(*args, **kwargs)
 
     return [(type(operator), "__call__", call)]
 
 
-def _compile_fx(compiler: Compiler) -> Callable[..., Any]:
+def _compile_fx(compilation: Compilation, compiling: Compiling) -> Callable[..., Any]:
     """Return a wrapper of Inductor's entry point that switches off, with notes, the settings that are not simulated."""
     import torch._inductor.config as config
     from torch._inductor import compile_fx
@@ -170,18 +170,18 @@ def _compile_fx(compiler: Compiler) -> Callable[..., Any]:
 
     def inner(module: Any, *args: Any, **kwargs: Any) -> Any:
         _refuse_other_devices(module)
-        if compiler.is_running:
+        if compilation.is_running:
             return real_inner(module, *args, **kwargs)
-        with compiler.compiling():  # a backward is compiled when it first runs
-            return compiler.run(real_inner, module, *args, **kwargs)
+        with compiling():  # a backward is compiled when it first runs
+            return compilation.run(real_inner, module, *args, **kwargs)
 
     def compile_for_simulation(module: Any, inputs: Any, *args: Any, config_patches: Any = None, **kwargs: Any) -> Any:
         given = dict(config_patches or {})
         if any(isinstance(value, torch.SymInt) for value in inputs):
-            compiler.doubts[DYNAMIC] = None
+            compilation.doubts[DYNAMIC] = None
         for name, doubt in _known(config, _DOUBTFUL).items():
-            if given.get(name, compiler.user_settings.get(name)):
-                compiler.doubts[doubt] = None
+            if given.get(name, compilation.user_settings.get(name)):
+                compilation.doubts[doubt] = None
             given.pop(name, None)
         kwargs.setdefault("inner_compile", inner)
         return real(module, inputs, *args, config_patches=given or None, **kwargs)
@@ -215,7 +215,7 @@ def _setting(config: Any, name: str) -> Any:
     return config
 
 
-def _pads(compiler: Compiler) -> Callable[..., bool]:
+def _pads(compilation: Compilation) -> Callable[..., bool]:
     """Return a replacement for ``pad_mm._should_pad``, which decides by timing the product with and without padding."""
     import torch._inductor.config as config
     from torch._inductor.fx_passes import pad_mm
@@ -229,8 +229,8 @@ def _pads(compiler: Compiler) -> Callable[..., bool]:
                 return False
         except Exception:  # symbolic sizes without a hint
             return False
-        compiler.assumed[PADDED] = None
-        return compiler.tracker.answers.scenario != "least"
+        compilation.assumed[PADDED] = None
+        return compilation.tracker.answers.scenario != "least"
 
     return should_pad
 
@@ -255,7 +255,7 @@ class _OnCpu(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def _optimizers(compiler: Compiler) -> list[Patch]:
+def _optimizers(compilation: Compilation) -> list[Patch]:
     """Count the state of a compiled optimizer: Dynamo allocates it while tracing, outside the compiled code."""
     from torch._dynamo.variables.optimizer import OptimizerVariable
 
@@ -266,31 +266,31 @@ def _optimizers(compiler: Compiler) -> list[Patch]:
         optimizer = variable.value
         if name != "_init_group" or not hasattr(optimizer, name):
             return real_call(variable, tx, name, *args)
-        with Patches([(optimizer, name, _simulated(compiler, optimizer._init_group))]):
+        with Patches([(optimizer, name, _simulated(compilation, optimizer._init_group))]):
             return real_call(variable, tx, name, *args)
 
     return [
         (OptimizerVariable, "call_method", call_method),
-        (OptimizerVariable, "move_step_if_cpu", _simulated(compiler, real_move)),
+        (OptimizerVariable, "move_step_if_cpu", _simulated(compilation, real_move)),
     ]
 
 
-def _guards(compiler: Compiler) -> list[Patch]:
+def _guards(compilation: Compilation) -> list[Patch]:
     """Build the guards of compiled code under the dispatch modes in which it runs, as guards compare dispatch keys."""
     from torch._dynamo.guards import CheckFunctionManager
 
     real: Callable[..., Any] = CheckFunctionManager.__init__
 
     def build(*args: Any, **kwargs: Any) -> None:
-        with compiler.tracker.cache.mode, compiler.tracker:
+        with compilation.tracker.cache.mode, compilation.tracker:
             real(*args, **kwargs)
 
     return [(CheckFunctionManager, "__init__", build)]
 
 
-def _simulated(compiler: Compiler, function: Callable[..., Any]) -> Callable[..., Any]:
+def _simulated(compilation: Compilation, function: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        with compiler.simulating():
+        with compilation.simulating():
             return function(*args, **kwargs)
 
     return run

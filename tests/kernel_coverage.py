@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from memfix.checks import interpreter as checks
+from memfix.checks.interpreter import _Interpreter
 
 Place = tuple[str, int]
 """File and line."""
@@ -37,30 +40,31 @@ class Coverage:
         return [f"{Path(file).name}:{line}: {what}" for (file, line), what in sorted(found)]
 
 
+@dataclass
 class Watch:
-    """Coverage in this process, by the function of the form: two contracts may share one."""
+    """Coverage in this process: replace ``now`` to count anew."""
 
-    def __init__(self) -> None:
-        self.by_function: dict[Callable[..., Any], Coverage] = {}
-        self.now = Coverage()
-
-    def turn_to(self, function: Callable[..., Any]) -> None:
-        """Count what runs from now on for this form."""
-        self.now = self.by_function.setdefault(function, Coverage())
+    now: Coverage = field(default_factory=Coverage)
 
 
 WATCH = Watch()
 
 
-def missing_coverage(function: Callable[..., Any]) -> list[str]:
-    """Return what no call in this process has covered of the form's kernels."""
-    return WATCH.by_function.get(function, Coverage()).missing()
+class CoverageInterpreter(_Interpreter):
+    """A child that interprets kernels, as the checks do, and counts their coverage."""
+
+    def __init__(self) -> None:
+        super().__init__("spawn")
+        self.call(watch)
 
 
-def watch(interpreter: Any) -> None:
+def watch() -> None:
     """Count coverage in a process that interprets kernels. Called before the first one."""
+    from triton.runtime import interpreter as module
+
+    interpreter: Any = module
     interpreter.memfix_rounds, interpreter.memfix_taken = _rounds, _taken
-    not_kernels = (str(Path(__file__).parent), str(Path(interpreter.__file__).parents[1]))
+    not_kernels = (str(Path(checks.__file__).parent), str(Path(interpreter.__file__).parents[1]))
     rewrite, watching = interpreter.FunctionRewriter._transform_ast, _watching(interpreter.ASTTransformer)()
 
     def rewritten(rewriter: Any, source: str) -> Any:

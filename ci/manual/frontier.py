@@ -1,4 +1,4 @@
-"""Draw time against memory, with a line for each contender, as an SVG, without a plotting library."""
+"""Draw time against memory, with a line for each contender, as an SVG."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ..units import GiB
-from .palette import BAND_COLORS
+from memfix.units import GiB
+
+from .svg import BAND_COLORS, head, legend
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 860, 470, 62, 24, 52, 86
 _TICKS = 6
@@ -58,18 +59,12 @@ def frontier_svg(title: str, curves: Sequence[Curve], *, floor: str) -> str:
         raise ValueError("a picture of time against memory needs a point")
     across = _Axis([point.peak_bytes / GiB for point in points], 0.0, _LEFT, _WIDTH - _RIGHT)
     upward = _Axis([point.times for point in points], 1.0, _HEIGHT - _BOTTOM, _TOP)
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
-        f'font-family="DejaVu Sans, Verdana, sans-serif" font-size="12" fill="#1c2330">',
-        f"<title>{escape(title)}</title>",
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>',
-        f'<text x="14" y="27" font-size="16" font-weight="bold">{escape(title)}</text>',
-        *_grid(across, upward, floor),
-    ]
+    lines = [*head(title, _WIDTH, _HEIGHT, size=12), *_grid(across, upward, floor)]
     for number, (curve, color) in enumerate(zip(curves, BAND_COLORS, strict=False)):
         # labels of every other curve are below its dots, so that the labels of two curves that meet do not overlap
         lines += _drawn(curve, color, across, upward, labels_by=17 if number % 2 else -7)
-    return "\n".join([*lines, *_legend(curves), "</svg>", ""])
+    colors = zip((curve.name for curve in curves), BAND_COLORS, strict=False)
+    return "\n".join([*lines, *legend(colors, _HEIGHT - 18), "</svg>", ""])
 
 
 def _grid(across: _Axis, upward: _Axis, floor: str) -> list[str]:
@@ -101,13 +96,4 @@ def _drawn(curve: Curve, color: str, across: _Axis, upward: _Axis, *, labels_by:
             f"{point.times:.2f}x, {point.peak_bytes / GiB:.2f} GiB</title></circle>"
         )
         lines.append(f'<text x="{x + 3:.1f}" y="{y + labels_by:.1f}" font-size="11">{escape(point.label)}</text>')
-    return lines
-
-
-def _legend(curves: Sequence[Curve]) -> list[str]:
-    lines, x, y = [], 14.0, _HEIGHT - 18
-    for curve, color in zip(curves, BAND_COLORS, strict=False):
-        lines.append(f'<rect x="{x:.0f}" y="{y - 11}" width="12" height="12" fill="{color}"/>')
-        lines.append(f'<text x="{x + 17:.0f}" y="{y}">{escape(curve.name)}</text>')
-        x += 17 + 7.4 * len(curve.name) + 16
     return lines

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+from ci_script import FOLDER
 
-from memfix.pictures.frontier import Curve, Point, frontier_svg
 from memfix.units import GiB
+
+sys.path.append(str(FOLDER))
+from manual.frontier import Curve, Point, frontier_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 OURS = Curve("ours", (Point(GiB, 1.5, "512"), Point(2 * GiB, 1.1, "2048"), Point(4 * GiB, 1.05, "8192")))
