@@ -1,4 +1,4 @@
-"""The import arrows of the design: they point down only, and some rooms do not know of each other at all."""
+"""The structure of the design: imports point down only, some rooms do not know each other, functions are short."""
 
 from __future__ import annotations
 
@@ -103,3 +103,13 @@ def imported_files(path: Path) -> Iterator[Path]:
 def test_no_files_import_each_other_in_a_circle() -> None:
     graph = {path: set(imported_files(path)) for path in modules()}
     graphlib.TopologicalSorter(graph).prepare()  # raises a CycleError that names the files of a circle
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    lengths = {
+        f"{path.relative_to(PACKAGE)}: {node.name}": node.end_lineno - node.lineno + 1
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.end_lineno is not None
+    }
+    assert {name: lines for name, lines in lengths.items() if lines >= 60} == {}

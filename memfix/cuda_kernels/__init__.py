@@ -3,7 +3,8 @@
     TILED = CudaKernel(Path(__file__).with_name("matmul.cu"), "matmul_tiled")
     TILED.launch((columns, rows), (16, 16), left, right, out, M, N, K)
 
-For CUDA tensors, NVRTC or nvcc compiles the ``.cu`` file for their GPU; the binary is cached. For CPU tensors a launch
+For CUDA tensors, NVRTC or nvcc compiles the ``.cu`` file, with the headers beside it that it includes, for their GPU;
+the binary is cached. For CPU tensors a launch
 raises, except inside :func:`~memfix.cuda_kernels.emulated.emulated`, where a C++ compiler builds the same file. The
 simulated meter records launches and runs no kernel.
 """
@@ -91,8 +92,9 @@ class CudaKernel:
 
     @property
     def source(self) -> str:
+        """The text that a compiler gets: the constants, then the file with its headers in place of its includes."""
         lines = [f"#define {name} {value}" for name, value in self.constants]
-        return "\n".join([*lines, f'#line 1 "{self.path.name}"', self.path.read_text(encoding="utf-8")])
+        return "\n".join([*lines, *_with_headers(self.path, set())])
 
     @functools.cached_property
     def argument_buffers(self) -> dict[int, ArgumentBuffer]:
@@ -140,6 +142,22 @@ class CudaKernel:
         if device is None:
             raise ValueError(f"{self.name} needs tensors of one device, got none")
         return device, values
+
+
+def _with_headers(path: Path, known: set[Path]) -> Iterator[str]:
+    """Yield the lines of a source, with each ``#include "name"`` of a file beside it replaced by that file, once. Other
+    includes are left to the compiler."""
+    known.add(path)
+    yield f'#line 1 "{path.name}"'
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        included = re.fullmatch(r'\s*#\s*include\s*"([^"]+)".*', line)
+        header = path.parent / included[1] if included else path
+        if included is None or not header.is_file():
+            yield line
+            continue
+        if header not in known:
+            yield from _with_headers(header, known)
+        yield f'#line {number + 1} "{path.name}"'
 
 
 _DTYPES = {"float": "float32", "double": "float64", "int": "int32", "long long": "int64", "bfloat16": "bfloat16"}

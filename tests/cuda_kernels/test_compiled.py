@@ -47,6 +47,34 @@ def test_what_the_compiler_refuses_is_said_in_its_words(doubled: CudaKernel) -> 
 
 
 @needs_compiler
+def test_a_header_beside_the_file_is_compiled_once_with_it(doubled: CudaKernel) -> None:
+    header = doubled.path.with_name("twice.h")
+    header.write_text("__device__ float twice(float x) { return 2 * x; }\n", encoding="utf-8")
+    include, body = (
+        '#include "twice.h"  // what it needs\n',
+        DOUBLED.replace("x[threadIdx.x] *= 2", "x[0] = twice(x[0])"),
+    )
+    doubled.path.write_text(2 * include + body, encoding="utf-8")
+    assert cubin_of(doubled, (9, 0))
+    assert doubled.first_line == 3
+
+    header.write_text("\n__device__ float twice(float x) { return 2 * y; }\n", encoding="utf-8")
+    with pytest.raises(CompilerRefused, match=r'twice\.h\(2\): error: identifier "y" is undefined'):
+        cubin_of(doubled, (9, 0))
+    doubled.path.write_text(include + body.replace("< n", "< m"), encoding="utf-8")
+    header.write_text("__device__ float twice(float x) { return 2 * x; }\n", encoding="utf-8")
+    with pytest.raises(CompilerRefused, match=r'doubled\.cu\(2\): error: identifier "m" is undefined'):
+        cubin_of(doubled, (9, 0))
+
+
+@needs_compiler
+def test_a_header_that_is_not_there_is_said_by_the_compiler(doubled: CudaKernel) -> None:
+    doubled.path.write_text('#include "gone.h"\n' + DOUBLED, encoding="utf-8")
+    with pytest.raises(CompilerRefused, match=r'doubled\.cu\(1\)[\s\S]*"gone\.h"'):
+        cubin_of(doubled, (9, 0))
+
+
+@needs_compiler
 def test_a_later_process_takes_what_was_compiled(
     doubled: CudaKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,17 +79,7 @@ def simulated_gpu(
         tracker.phase.installed(),
         tracker.decisions.installed(),
         # after only_our_own_cycles: on exit, this visits every object that Python's collector tracks
-        *(
-            [
-                hide_dispatch_modes.installed(
-                    num_outer_modes + len(modes),
-                    partial(tracker.note, _OTHER_MODE),
-                    lambda: compiler.compilation.is_running,
-                )
-            ]
-            if hides_modes
-            else []
-        ),
+        *([_hidden_modes(tracker, compiler, num_outer_modes + len(modes))] if hides_modes else []),
         dispatcher_overrides.registered(gpu, tracker.notes),
         # last, so that no operator of the setup is counted
         *modes,
@@ -98,6 +88,13 @@ def simulated_gpu(
         for context in contexts:
             stack.enter_context(context)
         yield tracker
+
+
+def _hidden_modes(
+    tracker: StorageTracker, compiler: Compiler, num_modes: int
+) -> contextlib.AbstractContextManager[object]:
+    note = partial(tracker.note, _OTHER_MODE)
+    return hide_dispatch_modes.installed(num_modes, note, lambda: compiler.compilation.is_running)
 
 
 @contextlib.contextmanager

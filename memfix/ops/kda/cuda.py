@@ -1,5 +1,5 @@
 """The form ``triton`` in CUDA C++ for bfloat16 inputs: a warp keeps a chunk, or 16 values of the state, in registers,
-so that no product waits for shared memory. ``kda.cu`` holds the kernels: two forward, three in backward.
+so that no product waits for shared memory. ``cuda_sources`` holds the kernels: two forward, three in backward.
 
 Few long sequences are cut into segments, which fill a GPU. Where gates let earlier states decay, the block of a segment
 starts a few chunks before it from a zero state; elsewhere it waits for the state of the segment before. An upper bound
@@ -25,7 +25,8 @@ from .triton import triton_kda
 WIDTHS = (64, 128)
 """Widths of keys. The width of values is any multiple of 32 up to ``MOST_VALUES``, the limit of shared memory."""
 MOST_VALUES = 512
-STAGES_OF_SCAN, _SLOT, _ALIGNED_BYTES = 3, 512, 1024  # as in kda.cu
+STAGES_OF_SCAN = 3
+_SLOT, _ALIGNED_BYTES = 512, 1024  # as in the sources
 BLOCKS_AT_ONCE = 264
 """Thread blocks of a scan that fill an H200 (132 SMs, two blocks each)."""
 JOINED_SEGMENTS = 4
@@ -35,7 +36,7 @@ LEAST_CHUNKS = 4
 """The length of the shortest segment, in chunks of the ``chunk_size`` that the caller asked for."""
 # compute capabilities; from 12.0 on a block has only 99 KiB of shared memory
 _HOPPER, _CONSUMER_BLACKWELL = (9, 0), (12, 0)
-_SOURCE = Path(__file__).with_name("kda.cu")
+_SOURCES = Path(__file__).with_name("cuda_sources")
 
 
 def values_of_block(width_v: int) -> int:
@@ -49,13 +50,18 @@ def stages_both_ways(chunks: Chunks) -> int:
 
 
 def kernel(name: str, chunks: Chunks) -> CudaKernel:
-    return _kernel(name, chunks.width_k, values_of_block(chunks.width_v) // 16, stages_both_ways(chunks))
+    """The kernel of a pass, compiled for the constants on which it depends."""
+    width, warps = ("WIDTH", chunks.width_k), ("WARPS", values_of_block(chunks.width_v) // 16)
+    if name == "scan":
+        return _kernel(name, width, warps, ("STAGES", STAGES_OF_SCAN))
+    if name == "scan_both_ways":
+        return _kernel(name, width, warps, ("STAGES", stages_both_ways(chunks)))
+    return _kernel(name, width)
 
 
 @functools.cache
-def _kernel(name: str, width: int, warps: int, stages: int) -> CudaKernel:
-    constants = ("WIDTH", width), ("WARPS", warps), ("STAGES_BOTH_WAYS", stages)
-    return CudaKernel(_SOURCE, f"kda_{name}", constants)
+def _kernel(name: str, *constants: tuple[str, int]) -> CudaKernel:
+    return CudaKernel(_SOURCES / f"{name}.cu", f"kda_{name}", constants)
 
 
 @kda_form

@@ -170,6 +170,38 @@ def _products_by_levels(query, key, gates, dtype: tl.constexpr, C: tl.constexpr)
 
 
 @triton.jit
+def _products_of_pairs(query, key, gates, dtype: tl.constexpr, C: tl.constexpr):
+    """Return the products of keys and of queries with earlier keys, with decays; the gates without NaN and -inf; and
+    1 for each token with a NaN gate."""
+    token = tl.arange(0, C)
+    i, j = token[:, None], token[None, :]
+    sums = _sums(_from_the_middle(i, j, C), gates, dtype)
+    if _are_flat(sums, dtype):
+        factor = power_of_two(sums)
+        across = tl.trans((key * power_of_two(-sums)).to(dtype))
+        of_keys = tl.where(i > j, product((key * factor).to(dtype), across), 0.0)
+        of_queries = tl.where(i > j, product((query * factor).to(dtype), across), 0.0)
+        nan_rows = tl.zeros((C,), tl.int32)
+    else:
+        gates, nan_rows = _cleaned(gates)
+        of_keys, of_queries = _products_by_levels(query, key, gates, dtype, C)
+    return of_keys, of_queries, gates, nan_rows
+
+
+@triton.jit
+def _spread_nan(
+    queries, decay, chunk, first_nan, K, dtype: tl.constexpr, C: tl.constexpr, BLOCK_K: tl.constexpr
+):  # fmt: skip
+    """Make the queries of a chunk NaN from the token ``first_nan`` on, and the chunk's decay."""
+    i = tl.arange(0, C)[:, None]
+    for block in range(0, K, BLOCK_K):
+        columns = block + tl.arange(0, BLOCK_K)
+        at, inside = _tile_of_chunk(queries, chunk, columns, K, C)
+        tl.store(at, tl.full((C, BLOCK_K), float("nan"), dtype), mask=inside & (i >= first_nan))
+        tl.store(decay + chunk * K + columns, tl.full((BLOCK_K,), float("nan"), tl.float32), mask=columns < K)
+
+
+@triton.jit
 def _inverse(overlaps, dtype: tl.constexpr, C: tl.constexpr):
     """Return the inverse of ``I + overlaps``: blocks of 2^level tokens are inverted; each level joins two of them."""
     token = tl.arange(0, C)
@@ -192,10 +224,8 @@ def prepare(
     o = queries S + scores V', and ``keys`` and ``decay`` with S <- decay*S + keys^T V'. A NaN gate makes ``queries``
     NaN from its token on, and the ``decay`` of its chunk: o is NaN from that token on, and the state after the chunk.
     """
-    if FIXED_K:
-        K = FIXED_K
-    if FIXED_V:
-        V = FIXED_V
+    K = FIXED_K if FIXED_K else K
+    V = FIXED_V if FIXED_V else V
     slot, head = _place(H)
     first, exists = _tokens_of(slot, bounds, T, NUM_CHUNKS, C, PACKED)
     row, chunk = first * H + head, slot * H + head
@@ -212,18 +242,10 @@ def prepare(
         query = _load(q, row, exists, columns, K, H).to(tl.float32)
         key = _load(k, row, exists, columns, K, H).to(tl.float32)
         weighed += tl.where(i == j, tl.sum(query * key, 1)[:, None], 0.0)
-        sums = _sums(_from_the_middle(i, j, C), gates, dtype)
-        if _are_flat(sums, dtype):
-            factor = power_of_two(sums)
-            across = tl.trans((key * power_of_two(-sums)).to(dtype))
-            overlaps += tl.where(i > j, product((key * factor).to(dtype), across), 0.0)
-            weighed += tl.where(i > j, product((query * factor).to(dtype), across), 0.0)
-        else:
-            gates, nan_rows = _cleaned(gates)
-            has_nan = tl.maximum(has_nan, nan_rows)
-            of_keys, of_queries = _products_by_levels(query, key, gates, dtype, C)
-            overlaps += of_keys
-            weighed += of_queries
+        of_keys, of_queries, gates, nan_rows = _products_of_pairs(query, key, gates, dtype, C)
+        overlaps += of_keys
+        weighed += of_queries
+        has_nan = tl.maximum(has_nan, nan_rows)
         since_start = power_of_two(_sums(j <= i, gates, dtype))
         _store_of_chunk(queries, chunk, columns, query * since_start * scale, K, C)
         _store_of_chunk(weights, chunk, columns, key * since_start * strength[:, None], K, C)  # solved for W below
@@ -247,11 +269,7 @@ def prepare(
         _store_of_chunk(values, chunk, columns, product(solved, value.to(dtype)), V, C)
     first_nan = tl.min(tl.where(has_nan > 0, token, C))
     if first_nan < C:
-        for block in range(0, K, BLOCK_K):
-            columns = block + tl.arange(0, BLOCK_K)
-            at, inside = _tile_of_chunk(queries, chunk, columns, K, C)
-            tl.store(at, tl.full((C, BLOCK_K), float("nan"), dtype), mask=inside & (i >= first_nan))
-            tl.store(decay + chunk * K + columns, tl.full((BLOCK_K,), float("nan"), tl.float32), mask=columns < K)
+        _spread_nan(queries, decay, chunk, first_nan, K, dtype, C, BLOCK_K)
 
 
 # ---------------------------------------------------------------- from chunk to chunk
@@ -287,10 +305,8 @@ def scan(
 
     The state is transposed, values by channels, as are the factors of its products: see ``product``.
     """
-    if FIXED_K:
-        K = FIXED_K
-    if FIXED_V:
-        V = FIXED_V
+    K = FIXED_K if FIXED_K else K
+    V = FIXED_V if FIXED_V else V
     sequence, head, at_k, at_v, in_state, of_sequence = _block_of_state(H, K, V, BLOCK_K, BLOCK_V)
     dtype = weights.dtype.element_ty
     token = tl.arange(0, C)
@@ -387,10 +403,8 @@ def scan_both_ways(
     PACKED: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_FINAL: tl.constexpr, WANTS_INITIAL: tl.constexpr,
 ):  # fmt: skip
     """Run both scans of a backward pass: half of the programs scan forward and half backward."""
-    if FIXED_K:
-        K = FIXED_K
-    if FIXED_V:
-        V = FIXED_V
+    K = FIXED_K if FIXED_K else K
+    V = FIXED_V if FIXED_V else V
     if tl.program_id(2) == 0:
         _scan_forward(
             weights, values, keys, decay, initial, states, first_chunk, NUM_CHUNKS, H, K, V,
@@ -416,10 +430,8 @@ def gradients_of_pairs(
     ``grad_values`` comes in as the gradient of V' and goes out as that of the triangular system's right side, which
     contains beta*v. ``grad_scores`` is lower triangular, ``grad_overlaps`` strictly; their elements above are not read.
     """
-    if FIXED_K:
-        K = FIXED_K
-    if FIXED_V:
-        V = FIXED_V
+    K = FIXED_K if FIXED_K else K
+    V = FIXED_V if FIXED_V else V
     slot, head = _place(H)
     first, exists = _tokens_of(slot, bounds, T, NUM_CHUNKS, C, PACKED)
     row, chunk = first * H + head, slot * H + head
@@ -522,6 +534,32 @@ def _gradients_at_a_level(
     return of_query * factor, of_key * factor, of_gate, of_strength
 
 
+@triton.jit
+def _plus_decayed_pairs(
+    grad_query, grad_key, grad_gate, grad_strength,
+    query, key, gates, sums, are_flat, strength, of_scores, of_overlaps, dtype: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """Add to the gradients of queries, keys, gates and strengths those of the pairs of different tokens."""
+    if are_flat:
+        of_query, of_key, of_gate, of_strength = _gradients_from_the_middle(
+            query, key, sums, strength, of_scores, of_overlaps, dtype
+        )
+        grad_query += of_query
+        grad_key += of_key
+        grad_gate += of_gate
+        grad_strength += of_strength
+    else:
+        for level in range(_num_levels(C)):
+            of_query, of_key, of_gate, of_strength = _gradients_at_a_level(
+                query, key, gates, strength, of_scores, of_overlaps, level, dtype, C
+            )
+            grad_query += of_query
+            grad_key += of_key
+            grad_gate += of_gate
+            grad_strength += of_strength
+    return grad_query, grad_key, grad_gate, grad_strength
+
+
 @triton.jit(do_not_specialize=COUNTS)
 def gradients_of_channels(
     q, k, g, beta, bounds, decay, values, states, grad_out, grad_values, grad_states, grad_scores, grad_overlaps,
@@ -533,10 +571,8 @@ def gradients_of_channels(
     """Compute the gradients of queries, keys and gates for a chunk, a head and a block of channels, and the block's
     part of the gradient of beta: ``grad_beta`` is ``[1 + blocks, rows, H]``, where index 0 is the part of the values.
     """
-    if FIXED_K:
-        K = FIXED_K
-    if FIXED_V:
-        V = FIXED_V
+    K = FIXED_K if FIXED_K else K
+    V = FIXED_V if FIXED_V else V
     slot, head = _place(H)
     block = tl.program_id(1)
     first, exists = _tokens_of(slot, bounds, T, NUM_CHUNKS, C, PACKED)
@@ -575,24 +611,10 @@ def gradients_of_channels(
     own = tl.sum(tl.where(i == j, of_scores.to(tl.float32), 0.0), 1)[:, None]
     grad_query += own * key
     grad_key += own * query
-    if are_flat:
-        of_query, of_key, of_gate, of_strength = _gradients_from_the_middle(
-            query, key, sums, strength, of_scores, of_overlaps, dtype
-        )
-        grad_query += of_query
-        grad_key += of_key
-        grad_gate += of_gate
-        grad_strength += of_strength
-    else:
-        for level in range(_num_levels(C)):
-            of_query, of_key, of_gate, of_strength = _gradients_at_a_level(
-                query, key, gates, strength, of_scores, of_overlaps, level, dtype, C
-            )
-            grad_query += of_query
-            grad_key += of_key
-            grad_gate += of_gate
-            grad_strength += of_strength
-
+    grad_query, grad_key, grad_gate, grad_strength = _plus_decayed_pairs(
+        grad_query, grad_key, grad_gate, grad_strength,
+        query, key, gates, sums, are_flat, strength, of_scores, of_overlaps, dtype, C,
+    )  # fmt: skip
     poison = _poison(decay + chunk * K)
     _store(grad_q, row, exists, columns, grad_query + poison, K, H)
     _store(grad_k, row, exists, columns, grad_key + poison, K, H)

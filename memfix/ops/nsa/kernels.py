@@ -487,6 +487,65 @@ def gradients_of_first_block(
     write_vectors(grad_v, at_sum, is_key, grad_v_KD, WIDTH)
 
 
+@triton.jit
+def plus_listed(
+    grad_k_KD, grad_v_KD, k_KD, v_KD, q, upstream, stats, listed, begin, end, key,
+    group, num_tokens, groups, num_rows, scale,
+    WIDTH: tl.constexpr, HEADS: tl.constexpr, NUM_SELECTED: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """Add to the gradients of a tile of keys and values those of the queries that selected it, listed by place."""
+    row = tl.arange(0, BLOCK_TOKENS * BLOCK_HEADS)
+    for first in range(begin, end, BLOCK_TOKENS):
+        entry = first + row // BLOCK_HEADS
+        token = tl.load(listed + entry, mask=entry < end, other=0) // NUM_SELECTED
+        at, exists = rows_of(token, row % BLOCK_HEADS, entry < end, group, num_tokens, groups, HEADS)
+        grad_k_KD, grad_v_KD = plus_gradients(
+            grad_k_KD, grad_v_KD, k_KD, v_KD, q, upstream, stats, SELECTED_BRANCH, at, exists,
+            key[:, None] <= token[None, :], num_rows, scale, WIDTH, BLOCK_D, BLOCK_E,
+        )  # fmt: skip
+    return grad_k_KD, grad_v_KD
+
+
+@triton.jit
+def plus_window(
+    grad_k_KD, grad_v_KD, k_KD, v_KD, q, upstream, stats, key, first_key,
+    group, num_tokens, groups, window, num_rows, scale,
+    WIDTH: tl.constexpr, HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """Add to the gradients of a tile of keys and values those of the queries in whose window they are."""
+    row = tl.arange(0, BLOCK_TOKENS * BLOCK_HEADS)
+    for begin in range(first_key, tl.minimum(first_key + BLOCK_KEYS + window - 1, num_tokens), BLOCK_TOKENS):
+        token = begin + row // BLOCK_HEADS
+        at, exists = rows_of(token, row % BLOCK_HEADS, token < num_tokens, group, num_tokens, groups, HEADS)
+        age = token[None, :] - key[:, None]
+        grad_k_KD, grad_v_KD = plus_gradients(
+            grad_k_KD, grad_v_KD, k_KD, v_KD, q, upstream, stats, WINDOW_BRANCH, at, exists,
+            (age >= 0) & (age < window), num_rows, scale, WIDTH, BLOCK_D, BLOCK_E,
+        )  # fmt: skip
+    return grad_k_KD, grad_v_KD
+
+
+@triton.jit
+def plus_compressed(
+    grad_k_KD, grad_v_KD, compressed_grad_k, compressed_grad_v, places, key, is_key,
+    num_compressed, compress_block, compress_stride,
+    WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """Add to the gradients of keys and values those of compressed blocks, weighted by a token's place in each."""
+    for back in range(0, (compress_block + compress_stride - 1) // compress_stride):
+        block = key // compress_stride - back
+        inside = key - block * compress_stride
+        meets = is_key & (block >= 0) & (block < num_compressed) & (inside < compress_block)
+        weight = vectors(places, inside, meets, WIDTH, BLOCK_D, BLOCK_E)
+        got = vectors(compressed_grad_k, block, meets, WIDTH, BLOCK_D, BLOCK_E)
+        grad_k_KD = plus(grad_k_KD, by_channel(got, weight))
+        got = vectors(compressed_grad_v, block, meets, WIDTH, BLOCK_D, BLOCK_E)
+        grad_v_KD = plus(grad_v_KD, by_channel(got, weight))
+    return grad_k_KD, grad_v_KD
+
+
 @triton.jit(do_not_specialize=COUNTS)
 def gradients_of_tokens(
     q, k, v, upstream, stats, order, bounds, first_grad_k, first_grad_v, compressed_grad_k, compressed_grad_v, places,
@@ -507,18 +566,14 @@ def gradients_of_tokens(
     PARTS: tl.constexpr = (SELECT_BLOCK + BLOCK_KEYS - 1) // BLOCK_KEYS
     n = tl.program_id(1)
     item, group = n // groups, n % groups
-    q = of_item(q, item, num_tokens * groups * HEADS, WIDTH)
-    upstream = of_item(upstream, item, num_tokens * groups * HEADS, WIDTH)
-    k = of_item(k, item, num_tokens * groups, WIDTH)
-    v = of_item(v, item, num_tokens * groups, WIDTH)
-    grad_k = of_item(grad_k, item, num_tokens * groups, WIDTH)
-    grad_v = of_item(grad_v, item, num_tokens * groups, WIDTH)
+    num_queries, num_keys = num_tokens * groups * HEADS, num_tokens * groups
+    q, upstream = of_item(q, item, num_queries, WIDTH), of_item(upstream, item, num_queries, WIDTH)
+    k, v = of_item(k, item, num_keys, WIDTH), of_item(v, item, num_keys, WIDTH)
+    grad_k, grad_v = of_item(grad_k, item, num_keys, WIDTH), of_item(grad_v, item, num_keys, WIDTH)
     compressed_grad_k = of_item(compressed_grad_k, n, num_compressed, WIDTH)
     compressed_grad_v = of_item(compressed_grad_v, n, num_compressed, WIDTH)
-    stats += item.to(tl.int64) * num_tokens * groups * HEADS
+    stats += item.to(tl.int64) * num_queries
     selectable, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
-    row = tl.arange(0, BLOCK_TOKENS * BLOCK_HEADS)
-    head = row % BLOCK_HEADS
     place = part * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
     key = selectable * SELECT_BLOCK + place
     is_key = (place < SELECT_BLOCK) & (key < num_tokens)
@@ -526,45 +581,28 @@ def gradients_of_tokens(
     v_KD = vectors(v, key * groups + group, is_key, WIDTH, BLOCK_D, BLOCK_E)
     grad_k_KD = zeros(BLOCK_KEYS, BLOCK_D, BLOCK_E)
     grad_v_KD = zeros(BLOCK_KEYS, BLOCK_D, BLOCK_E)
-
-    at_bounds = bounds + n * (num_selectable + 1) + selectable
-    listed = order + n.to(tl.int64) * num_tokens * NUM_SELECTED
     is_summed = (selectable == 0) & (num_segments > 0)
+    at_bounds = bounds + n * (num_selectable + 1) + selectable
     end = tl.load(at_bounds + 1)
-    for begin in range(tl.where(is_summed, end, tl.load(at_bounds)), end, BLOCK_TOKENS):
-        entry = begin + row // BLOCK_HEADS
-        token = tl.load(listed + entry, mask=entry < end, other=0) // NUM_SELECTED
-        at, exists = rows_of(token, head, entry < end, group, num_tokens, groups, HEADS)
-        grad_k_KD, grad_v_KD = plus_gradients(
-            grad_k_KD, grad_v_KD, k_KD, v_KD, q, upstream, stats, SELECTED_BRANCH, at, exists,
-            key[:, None] <= token[None, :], num_rows, scale, WIDTH, BLOCK_D, BLOCK_E,
-        )  # fmt: skip
+    grad_k_KD, grad_v_KD = plus_listed(
+        grad_k_KD, grad_v_KD, k_KD, v_KD, q, upstream, stats, order + n.to(tl.int64) * num_tokens * NUM_SELECTED,
+        tl.where(is_summed, end, tl.load(at_bounds)), end, key, group, num_tokens, groups, num_rows, scale,
+        WIDTH, HEADS, NUM_SELECTED, BLOCK_TOKENS, BLOCK_HEADS, BLOCK_D, BLOCK_E,
+    )  # fmt: skip
     for segment in range(0, tl.where(is_summed, num_segments, 0)):
         at_sum = (n * num_segments + segment) * SELECT_BLOCK + place
         grad_k_KD = plus(grad_k_KD, vectors(first_grad_k, at_sum, is_key, WIDTH, BLOCK_D, BLOCK_E))
         grad_v_KD = plus(grad_v_KD, vectors(first_grad_v, at_sum, is_key, WIDTH, BLOCK_D, BLOCK_E))
-
-    first_key = selectable * SELECT_BLOCK + part * BLOCK_KEYS
-    for begin in range(first_key, tl.minimum(first_key + BLOCK_KEYS + window - 1, num_tokens), BLOCK_TOKENS):
-        token = begin + row // BLOCK_HEADS
-        at, exists = rows_of(token, head, token < num_tokens, group, num_tokens, groups, HEADS)
-        age = token[None, :] - key[:, None]
-        grad_k_KD, grad_v_KD = plus_gradients(
-            grad_k_KD, grad_v_KD, k_KD, v_KD, q, upstream, stats, WINDOW_BRANCH, at, exists,
-            (age >= 0) & (age < window), num_rows, scale, WIDTH, BLOCK_D, BLOCK_E,
-        )  # fmt: skip
+    grad_k_KD, grad_v_KD = plus_window(
+        grad_k_KD, grad_v_KD, k_KD, v_KD, q, upstream, stats, key, selectable * SELECT_BLOCK + part * BLOCK_KEYS,
+        group, num_tokens, groups, window, num_rows, scale,
+        WIDTH, HEADS, BLOCK_TOKENS, BLOCK_HEADS, BLOCK_KEYS, BLOCK_D, BLOCK_E,
+    )  # fmt: skip
     grad_k_KD = times(grad_k_KD, natural_scale)
-
-    # the gradients of compressed blocks, weighted by the token's place in each of them
-    for back in range(0, (compress_block + compress_stride - 1) // compress_stride):
-        block = key // compress_stride - back
-        inside = key - block * compress_stride
-        meets = is_key & (block >= 0) & (block < num_compressed) & (inside < compress_block)
-        weight = vectors(places, inside, meets, WIDTH, BLOCK_D, BLOCK_E)
-        got = vectors(compressed_grad_k, block, meets, WIDTH, BLOCK_D, BLOCK_E)
-        grad_k_KD = plus(grad_k_KD, by_channel(got, weight))
-        got = vectors(compressed_grad_v, block, meets, WIDTH, BLOCK_D, BLOCK_E)
-        grad_v_KD = plus(grad_v_KD, by_channel(got, weight))
+    grad_k_KD, grad_v_KD = plus_compressed(
+        grad_k_KD, grad_v_KD, compressed_grad_k, compressed_grad_v, places, key, is_key,
+        num_compressed, compress_block, compress_stride, WIDTH, BLOCK_D, BLOCK_E,
+    )  # fmt: skip
     at_key = key * groups + group
     write_vectors(grad_k, at_key, is_key, grad_k_KD, WIDTH)
     write_vectors(grad_v, at_key, is_key, grad_v_KD, WIDTH)

@@ -117,6 +117,48 @@ def exact_totals(
 
 
 @triton.jit
+def exact_denominators(tops, totals, at_row, exists, PARTS: tl.constexpr):
+    """Return the largest score of each row, and its sum of weights relative to it, from ``exact_totals``."""
+    at_parts = at_row.to(tl.int64)[:, None] * PARTS + tl.arange(0, PARTS)[None, :]
+    part_tops = tl.load(tops + at_parts, mask=exists[:, None], other=0.0)
+    top = tl.max(part_tops, 1)
+    part_totals = tl.load(totals + at_parts, mask=exists[:, None], other=0.0)
+    total = tl.sum(part_totals * tl.exp(part_tops - top[:, None]), 1)
+    return top, tl.where(total == 0, 1.0, total)
+
+
+@triton.jit
+def doubt_of(q_XD, longest, BLOCK_TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr):
+    """Return the bound on the relative error of each token's scores; ``longest`` is the length of the longest key."""
+    squares = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS], tl.float32)
+    for i in tl.static_range(len(q_XD)):
+        squares += tl.sum(q_XD[i].to(tl.float32) * q_XD[i].to(tl.float32), 1)
+    return ERROR * (1 + longest * tl.sqrt(tl.max(tl.reshape(squares, [BLOCK_TOKENS, BLOCK_HEADS]), 1)))
+
+
+@triton.jit
+def inner_in_pieces(
+    left, high, low, block, is_key,
+    WIDTH: tl.constexpr, PIECES: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """Return the inner products with keys of one piece or two, of which ``high`` is loaded."""
+    products = inner(left, high)
+    if PIECES == 2:
+        products = plus_inner(products, left, vectors(low, block, is_key, WIDTH, BLOCK_D, BLOCK_E))
+    return products
+
+
+@triton.jit
+def quick_product(weights, shared):
+    """Return ``weights @ shared`` by two products in bfloat16: of the rounded weights, and of what rounding left."""
+    # rounded by integer operations: the instruction that rounds has an eighth of their speed
+    rounded = ((weights.to(tl.int32, bitcast=True) + 32768) & -65536).to(tl.float32, bitcast=True)
+    # in two steps, since the interpreter does not convert integers to bfloat16
+    count = shared.to(tl.float32).to(tl.bfloat16)
+    return product(rounded.to(tl.bfloat16), count) + product((weights - rounded).to(tl.bfloat16), count)
+
+
+@triton.jit
 def score_tile(
     tile, number,
     q, high, low, largest, lse, tops, totals, doubtful, scores, doubt,
@@ -135,9 +177,10 @@ def score_tile(
         low = of_item(low, n, num_compressed, WIDTH)
     row = tl.arange(0, BLOCK_TOKENS * BLOCK_HEADS)
     head, num_queries = row % BLOCK_HEADS, stop - first
-    begin = tile * BLOCK_TOKENS
-    local, counts = queries_at(begin + row // BLOCK_HEADS, doubtful, number, n, num_queries, EXACT)
-    query, is_query = queries_at(begin + tl.arange(0, BLOCK_TOKENS), doubtful, number, n, num_queries, EXACT)
+    place = tile * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
+    query, is_query = queries_at(place, doubtful, number, n, num_queries, EXACT)
+    place = tile * BLOCK_TOKENS + row // BLOCK_HEADS
+    local, counts = queries_at(place, doubtful, number, n, num_queries, EXACT)
     token = first + local
     at, exists = rows_of(token, head, counts, group, num_tokens, groups, HEADS)
     last = tl.max(tl.where(counts, token, 0), 0)
@@ -146,24 +189,15 @@ def score_tile(
     q_XD = vectors(q, at, exists, WIDTH, BLOCK_D, BLOCK_E)
     at_row = (n * num_queries + local) * HEADS + head
     if EXACT:
-        at_parts = at_row.to(tl.int64)[:, None] * PARTS + tl.arange(0, PARTS)[None, :]
-        part_tops = tl.load(tops + at_parts, mask=exists[:, None], other=0.0)
-        shift = tl.max(part_tops, 1)
-        part_totals = tl.load(totals + at_parts, mask=exists[:, None], other=0.0)
-        total = tl.sum(part_totals * tl.exp(part_tops - shift[:, None]), 1)
-        total = tl.where(total == 0, 1.0, total)
+        shift, total = exact_denominators(tops, totals, at_row, exists, PARTS)
     else:
         shift = tl.load(lse + at_row, mask=exists, other=float("inf"))
-        squares = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS], tl.float32)
-        for i in tl.static_range(len(q_XD)):
-            squares += tl.sum(q_XD[i].to(tl.float32) * q_XD[i].to(tl.float32), 1)
-        length = tl.sqrt(tl.max(tl.reshape(squares, [BLOCK_TOKENS, BLOCK_HEADS]), 1))
-        off = ERROR * (1 + tl.load(largest + n).to(tl.float32) * length * tl.abs(natural_scale))
+        longest = tl.load(largest + n).to(tl.float32) * tl.abs(natural_scale)
+        off = doubt_of(q_XD, longest, BLOCK_TOKENS, BLOCK_HEADS)
         tl.store(doubt + n * num_queries + query, off, mask=is_query)
     num_begun = last // select_block + 1
     of_part = tl.cdiv(tl.cdiv(num_begun, step), PARTS) * step
-    first_begun = tl.program_id(2) * of_part
-    for begin in range(first_begun, tl.minimum(first_begun + of_part, num_begun), step):
+    for begin in range(tl.program_id(2) * of_part, tl.minimum((tl.program_id(2) + 1) * of_part, num_begun), step):
         selectable = begin + tl.arange(0, BLOCK_SELECTABLE)
         start = first_overlapping(begin, compress_block, compress_stride, select_block)
         of_rows = tl.zeros([BLOCK_TOKENS * BLOCK_HEADS, BLOCK_SELECTABLE], tl.float64 if EXACT else tl.float32)
@@ -177,19 +211,12 @@ def score_tile(
                 weights = tl.where(is_seen, tl.exp(products - shift[:, None]) / total[:, None], 0.0)
                 of_rows += tl.dot(weights, shared.to(tl.float64), out_dtype=tl.float64)
             else:
-                products = inner(q_XD, keys)
-                if PIECES == 2:
-                    low_KD = vectors(low, block, block < most, WIDTH, BLOCK_D, BLOCK_E)
-                    products = plus_inner(products, q_XD, low_KD)
+                products = inner_in_pieces(q_XD, keys, low, block, block < most, WIDTH, PIECES, BLOCK_D, BLOCK_E)
                 weights = tl.where(is_seen, power_of_two(products * scale - shift[:, None]), 0.0)
-                # rounded to bfloat16 by integer operations: the instruction that rounds has an eighth of their speed
-                rounded = ((weights.to(tl.int32, bitcast=True) + 32768) & -65536).to(tl.float32, bitcast=True)
-                # in two steps, since the interpreter does not convert integers to bfloat16
-                count = shared.to(tl.float32).to(tl.bfloat16)
-                of_rows += product(rounded.to(tl.bfloat16), count) + product((weights - rounded).to(tl.bfloat16), count)
+                of_rows += quick_product(weights, shared)
         of_queries = tl.sum(tl.reshape(of_rows, [BLOCK_TOKENS, BLOCK_HEADS, BLOCK_SELECTABLE]), 1)
         at_score = (n * num_queries + query).to(tl.int64)[:, None] * num_selectable + selectable[None, :]
-        is_score = is_query[:, None] & ((selectable < begin + step) & (selectable < num_selectable))[None, :]
+        is_score = is_query[:, None] & (selectable < tl.minimum(begin + step, num_selectable))[None, :]
         tl.store(scores + at_score, of_queries.to(tl.float32), mask=is_score)
 
 
@@ -290,6 +317,73 @@ def choose_blocks(
         tl.store(is_doubtful + at_query, doubts.to(tl.int32), mask=is_query)
 
 
+@triton.jit
+def near_blocks(scores, last, off, own, BLOCK_NEAR: tl.constexpr, BLOCK_SELECTABLE: tl.constexpr):
+    """Return the blocks whose quick scores may be as good as ``last``, the last chosen one's, or as bad; how many there
+    are; and whether these are all, and quick scores can be relied on."""
+    number = tl.arange(0, BLOCK_NEAR)
+    near = tl.full([BLOCK_NEAR], 0, tl.int32)
+    num_near = 0
+    are_all = last >= SMALLEST
+    for start in range(0, own - 1, BLOCK_SELECTABLE):
+        block = start + tl.arange(0, BLOCK_SELECTABLE)
+        is_scored = (block > 0) & (block < own - 1)
+        score = tl.load(scores + block, mask=is_scored, other=0.0)
+        is_candidate = is_scored & (score * (1 - off) <= last * (1 + off)) & (score * (1 + off) >= last * (1 - off))
+        left = tl.where(is_candidate, block, NO_BLOCK)
+        first_left = tl.min(left, 0)
+        while (first_left < NO_BLOCK) & (num_near < BLOCK_NEAR):
+            near = tl.where(number == num_near, first_left, near)
+            left = tl.where(left == first_left, NO_BLOCK, left)
+            num_near, first_left = num_near + 1, tl.min(left, 0)
+        are_all = are_all & (first_left == NO_BLOCK)
+    return near, num_near, are_all
+
+
+@triton.jit
+def ahead_of_first(
+    near, num_near, q_XD, keys, shift, seen, compress_block, compress_stride, select_block, natural_scale,
+    WIDTH: tl.constexpr, NUM_TILES: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    BLOCK_NEAR: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """Return how far the score of each near block is ahead of the first one's, and the sum over heads of the distance,
+    in float64."""
+    number = tl.arange(0, BLOCK_NEAR)
+    of_first = tl.zeros([BLOCK_HEADS], tl.float64)
+    ahead = tl.zeros([BLOCK_NEAR], tl.float64)
+    distance = tl.zeros([BLOCK_NEAR], tl.float64)
+    for i in range(0, num_near):
+        selectable = tl.sum(tl.where(number == i, near, 0), 0)
+        start = first_overlapping(selectable, compress_block, compress_stride, select_block)
+        of_heads = tl.zeros([BLOCK_HEADS], tl.float64)
+        for tile in range(0, NUM_TILES):
+            overlapping = start + tile * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
+            keys_KD = vectors(keys, overlapping, overlapping < seen, WIDTH, BLOCK_D, BLOCK_E)
+            products = inner_in_float64(q_XD, keys_KD) * natural_scale
+            begin = tl.maximum(overlapping * compress_stride, selectable * select_block)
+            end = tl.minimum(overlapping * compress_stride + compress_block, (selectable + 1) * select_block)
+            shared = tl.where(overlapping < seen, tl.maximum(end - begin, 0), 0).to(tl.float64)[None, :]
+            of_heads += tl.sum(tl.where(shared > 0, tl.exp(products - shift[:, None]) * shared, 0.0), 1)
+        of_first = tl.where(i == 0, of_heads, of_first)
+        ahead = tl.where(number == i, tl.sum(of_heads - of_first, 0), ahead)
+        distance = tl.where(number == i, tl.sum(tl.abs(of_heads - of_first), 0), distance)
+    return ahead, distance
+
+
+@triton.jit
+def best_near_blocks(ahead, off_by, last, num_near, number, BLOCK_NEAR: tl.constexpr):
+    """Return which near blocks are the best ``number`` ones, and whether errors and rounding leave no doubt of it.
+    ``last`` is a score of their size."""
+    is_near = tl.arange(0, BLOCK_NEAR) < num_near
+    least, most = ahead - off_by, ahead + off_by + (last * ROUNDING).to(tl.float64)
+    is_pair = is_near[:, None] & is_near[None, :]
+    num_below = tl.sum((is_pair & (least[:, None] > most[None, :])).to(tl.int32), 1)
+    num_above = tl.sum((is_pair & (least[None, :] > most[:, None])).to(tl.int32), 1)
+    is_best = is_near & (num_near - num_below <= number)
+    is_certain = tl.sum((is_near & (num_above < number)).to(tl.int32), 0) == tl.sum(is_best.to(tl.int32), 0)
+    return is_best, is_certain
+
+
 @triton.jit(do_not_specialize=COUNTS)
 def settle_blocks(
     q, keys, lse, doubt, scores, doubtful, num_doubtful, is_doubtful, selected,
@@ -319,7 +413,7 @@ def settle_blocks(
     scores += at_query * num_selectable
     off = tl.load(doubt + at_query)
 
-    slot, number = tl.arange(0, BLOCK_SELECTED), tl.arange(0, BLOCK_NEAR)
+    slot = tl.arange(0, BLOCK_SELECTED)
     at_slot = selected + (n * num_listed + token - offset).to(tl.int64) * NUM_SELECTED + slot
     listed = tl.load(at_slot, mask=slot < NUM_SELECTED, other=-1)
     is_chosen = (listed > 0) & (listed < own - 1)
@@ -328,21 +422,7 @@ def settle_blocks(
     is_open = is_chosen & (chosen_score * (1 - off) <= last * (1 + off))
     num_open = tl.sum(is_open.to(tl.int32), 0)
 
-    num_near = 0
-    near = tl.full([BLOCK_NEAR], 0, tl.int32)
-    is_settled = last >= SMALLEST
-    for start in range(0, own - 1, BLOCK_SELECTABLE):
-        block = start + tl.arange(0, BLOCK_SELECTABLE)
-        is_scored = (block > 0) & (block < own - 1)
-        score = tl.load(scores + block, mask=is_scored, other=0.0)
-        is_candidate = is_scored & (score * (1 - off) <= last * (1 + off)) & (score * (1 + off) >= last * (1 - off))
-        left = tl.where(is_candidate, block, NO_BLOCK)
-        first_left = tl.min(left, 0)
-        while (first_left < NO_BLOCK) & (num_near < BLOCK_NEAR):
-            near = tl.where(number == num_near, first_left, near)
-            left = tl.where(left == first_left, NO_BLOCK, left)
-            num_near, first_left = num_near + 1, tl.min(left, 0)
-        is_settled = is_settled & (first_left == NO_BLOCK)
+    near, num_near, is_settled = near_blocks(scores, last, off, own, BLOCK_NEAR, BLOCK_SELECTABLE)
     if not is_settled:
         return
 
@@ -352,32 +432,13 @@ def settle_blocks(
     keys = of_item(keys, n, num_compressed, WIDTH)
     shift = tl.load(lse + at_query * HEADS + head, mask=exists, other=float("inf")).to(tl.float64) * LN_2
     seen = tl.minimum(num_complete(token, compress_block, compress_stride), num_compressed)
-    of_first = tl.zeros([BLOCK_HEADS], tl.float64)
-    ahead = tl.zeros([BLOCK_NEAR], tl.float64)
-    off_by = tl.zeros([BLOCK_NEAR], tl.float64)
-    for i in range(0, num_near):
-        selectable = tl.sum(tl.where(number == i, near, 0), 0)
-        start = first_overlapping(selectable, compress_block, compress_stride, select_block)
-        of_heads = tl.zeros([BLOCK_HEADS], tl.float64)
-        for tile in range(0, NUM_TILES):
-            overlapping = start + tile * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
-            keys_KD = vectors(keys, overlapping, overlapping < seen, WIDTH, BLOCK_D, BLOCK_E)
-            products = inner_in_float64(q_XD, keys_KD) * natural_scale
-            begin = tl.maximum(overlapping * compress_stride, selectable * select_block)
-            end = tl.minimum(overlapping * compress_stride + compress_block, (selectable + 1) * select_block)
-            shared = tl.where(overlapping < seen, tl.maximum(end - begin, 0), 0).to(tl.float64)[None, :]
-            of_heads += tl.sum(tl.where(shared > 0, tl.exp(products - shift[:, None]) * shared, 0.0), 1)
-        of_first = tl.where(i == 0, of_heads, of_first)
-        ahead = tl.where(number == i, tl.sum(of_heads - of_first, 0), ahead)
-        off_by = tl.where(number == i, tl.sum(tl.abs(of_heads - of_first), 0) * off, off_by)
+    ahead, off_by = ahead_of_first(
+        near, num_near, q_XD, keys, shift, seen, compress_block, compress_stride, select_block, natural_scale,
+        WIDTH, NUM_TILES, BLOCK_HEADS, BLOCK_KEYS, BLOCK_NEAR, BLOCK_D, BLOCK_E,
+    )  # fmt: skip
+    off_by *= off
 
-    is_near = number < num_near
-    least, most = ahead - off_by, ahead + off_by + (last * ROUNDING).to(tl.float64)
-    is_pair = is_near[:, None] & is_near[None, :]
-    num_below = tl.sum((is_pair & (least[:, None] > most[None, :])).to(tl.int32), 1)
-    num_above = tl.sum((is_pair & (least[None, :] > most[:, None])).to(tl.int32), 1)
-    is_best = is_near & (num_near - num_below <= num_open)
-    is_settled = tl.sum((is_near & (num_above < num_open)).to(tl.int32), 0) == tl.sum(is_best.to(tl.int32), 0)
+    is_best, is_settled = best_near_blocks(ahead, off_by, last, num_near, num_open, BLOCK_NEAR)
     from_slot = tl.cumsum(is_open.to(tl.int32), 0)
     from_best = tl.cumsum(is_best.to(tl.int32), 0)
     is_match = (from_slot[:, None] == from_best[None, :]) & is_best[None, :]
