@@ -20,7 +20,7 @@ class AlteredKernel(CudaKernel):
     honest: str
     altered: str
 
-    @property
+    @functools.cached_property
     def source(self) -> str:
         source = super().source
         assert self.honest in source, "the cheat changes what is no longer there"

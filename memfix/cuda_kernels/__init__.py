@@ -90,7 +90,7 @@ class CudaKernel:
         text = self.path.read_text(encoding="utf-8")
         return text[: _declaration(text, self.name).start()].count("\n") + 1
 
-    @property
+    @functools.cached_property
     def source(self) -> str:
         """The text that a compiler gets: the constants, then the file with its headers in place of its includes."""
         lines = [f"#define {name} {value}" for name, value in self.constants]

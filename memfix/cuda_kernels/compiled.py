@@ -26,7 +26,7 @@ _PACKED = {"int": "i4x", "long long": "q", "float": "f4x", "double": "d"}
 """``struct`` formats of C's number types, each padded to eight bytes."""
 _HEADER = Path(__file__).with_name("instructions.h")
 _OPTIONS = ("--std=c++17",)
-_CACHED_BINARIES = 16  # .cu files whose binaries are cached in memory
+CACHED_SOURCES = 16  # sources whose binaries are cached in memory
 _MOST_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
@@ -48,7 +48,7 @@ def cubin_of(kernel: CudaKernel, capability: tuple[int, int]) -> bytes:
     return _cubin_of(kernel.path.name, kernel.source, "sm_{}{}".format(*capability) + own)
 
 
-@functools.lru_cache(_CACHED_BINARIES)
+@functools.lru_cache(CACHED_SOURCES)
 def _cubin_of(name: str, source: str, architecture: str) -> bytes:
     whole = _HEADER.read_text(encoding="utf-8") + source
     path = path_of("compiled", ".cubin", whole, _compiler(), architecture, *_OPTIONS)

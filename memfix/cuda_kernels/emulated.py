@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import CudaKernel, Parameter, declarations, parameters_of
 from .binaries import keep, path_of
-from .compiled import CompilerRefused, packed_arguments, padded_to_3d
+from .compiled import CACHED_SOURCES, CompilerRefused, packed_arguments, padded_to_3d
 
 if TYPE_CHECKING:
     import torch
@@ -93,7 +93,7 @@ def emulate(
         for parameter, argument in zip(kernel.parameters, arguments, strict=True)
     ]
     counted = (ctypes.c_uint64 * 4)()
-    run = getattr(_built(host_source(kernel)), f"emulate_{kernel.name}")
+    run = getattr(_built(host_source(kernel.source)), f"emulate_{kernel.name}")
     run.restype = ctypes.c_char_p
     grid_size, block_size = ((ctypes.c_uint * 3)(*padded_to_3d(shape)) for shape in (grid, block))
     fault = run(
@@ -115,17 +115,17 @@ def _elements_of(tensor: torch.Tensor | None) -> int:
 
 
 # ---------------------------------------------------------------- the source for the host
-def host_source(kernel: CudaKernel) -> str:
-    """Return the kernel's source for the host compiler: kernels take ``emulation::Global`` for pointers, which counts
+@functools.lru_cache(CACHED_SOURCES)
+def host_source(source: str) -> str:
+    """Return a kernel's source for the host compiler: kernels take ``emulation::Global`` for pointers, which counts
     and checks accesses, and each kernel gets a C function that runs it. The rest of the source is unchanged."""
-    source = kernel.source
-    runners = []
-    for declaration in declarations(kernel.source):
-        name, parameters = declaration["name"], parameters_of(kernel.source, declaration["name"])
+    for_host, runners = source, []
+    for declaration in declarations(source):
+        name, parameters = declaration["name"], parameters_of(source, declaration["name"])
         typed = ", ".join(f"{_host_type(parameter)} {parameter.name}" for parameter in parameters)
-        source = source.replace(declaration[0], f'extern "C" void {name}({typed})')
+        for_host = for_host.replace(declaration[0], f'extern "C" void {name}({typed})')
         runners.append(_runner(name, parameters))
-    return "\n".join(['#include "emulation.h"', source, *runners])
+    return "\n".join(['#include "emulation.h"', for_host, *runners])
 
 
 def _host_type(parameter: Parameter) -> str:

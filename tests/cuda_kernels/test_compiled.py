@@ -30,20 +30,24 @@ def doubled(tmp_path: Path) -> CudaKernel:
     return CudaKernel(path, "doubled")
 
 
+def rewritten(kernel: CudaKernel, text: str) -> CudaKernel:
+    kernel.path.write_text(text, encoding="utf-8")
+    return CudaKernel(kernel.path, kernel.name)
+
+
 @needs_compiler
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
 def test_shared_memory_is_what_the_kernel_declares(doubled: CudaKernel, capability: tuple[int, int]) -> None:
     shared = DOUBLED.replace("{", "{ __shared__ float all[100]; all[n] = x[0]; __syncthreads(); x[1] = all[n - 1];", 1)
     assert static_shared_bytes(cubin_of(doubled, capability), "doubled", capability) == 0
-    doubled.path.write_text(shared, encoding="utf-8")
-    assert static_shared_bytes(cubin_of(doubled, capability), "doubled", capability) == 400
+    cubin = cubin_of(rewritten(doubled, shared), capability)
+    assert static_shared_bytes(cubin, "doubled", capability) == 400
 
 
 @needs_compiler
 def test_what_the_compiler_refuses_is_said_in_its_words(doubled: CudaKernel) -> None:
-    doubled.path.write_text(DOUBLED.replace("< n", "< m"), encoding="utf-8")
     with pytest.raises(CompilerRefused, match=r'doubled\.cu\(1\): error: identifier "m" is undefined'):
-        cubin_of(doubled, (9, 0))
+        cubin_of(rewritten(doubled, DOUBLED.replace("< n", "< m")), (9, 0))
 
 
 @needs_compiler
@@ -54,24 +58,21 @@ def test_a_header_beside_the_file_is_compiled_once_with_it(doubled: CudaKernel) 
         '#include "twice.h"  // what it needs\n',
         DOUBLED.replace("x[threadIdx.x] *= 2", "x[0] = twice(x[0])"),
     )
-    doubled.path.write_text(2 * include + body, encoding="utf-8")
-    assert cubin_of(doubled, (9, 0))
-    assert doubled.first_line == 3
+    kernel = rewritten(doubled, 2 * include + body)
+    assert cubin_of(kernel, (9, 0))
+    assert kernel.first_line == 3
 
+    with pytest.raises(CompilerRefused, match=r'doubled\.cu\(2\): error: identifier "m" is undefined'):
+        cubin_of(rewritten(doubled, include + body.replace("< n", "< m")), (9, 0))
     header.write_text("\n__device__ float twice(float x) { return 2 * y; }\n", encoding="utf-8")
     with pytest.raises(CompilerRefused, match=r'twice\.h\(2\): error: identifier "y" is undefined'):
-        cubin_of(doubled, (9, 0))
-    doubled.path.write_text(include + body.replace("< n", "< m"), encoding="utf-8")
-    header.write_text("__device__ float twice(float x) { return 2 * x; }\n", encoding="utf-8")
-    with pytest.raises(CompilerRefused, match=r'doubled\.cu\(2\): error: identifier "m" is undefined'):
-        cubin_of(doubled, (9, 0))
+        cubin_of(rewritten(doubled, include + body), (9, 0))
 
 
 @needs_compiler
 def test_a_header_that_is_not_there_is_said_by_the_compiler(doubled: CudaKernel) -> None:
-    doubled.path.write_text('#include "gone.h"\n' + DOUBLED, encoding="utf-8")
     with pytest.raises(CompilerRefused, match=r'doubled\.cu\(1\)[\s\S]*"gone\.h"'):
-        cubin_of(doubled, (9, 0))
+        cubin_of(rewritten(doubled, '#include "gone.h"\n' + DOUBLED), (9, 0))
 
 
 @needs_compiler

@@ -54,19 +54,20 @@ VIEWS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
 META_KERNELS = frozenset((
     aten._foreach_norm.Scalar, aten._foreach_sqrt.default, aten._log_softmax.default,
     aten._log_softmax_backward_data.default, aten._softmax.default, aten._softmax_backward_data.default,
-    aten.add.Tensor, aten.addmm.default, aten.bmm.default, aten.cat.default, aten.clone.default,
-    aten.cudnn_batch_norm.default, aten.cudnn_batch_norm_backward.default, aten.div.Tensor, aten.embedding.default,
-    aten.embedding_dense_backward.default, aten.gelu.default, aten.gelu_backward.default, aten.mean.dim,
-    aten.mm.default, aten.mul.Tensor, aten.native_batch_norm.default, aten.native_batch_norm_backward.default,
-    aten.native_dropout.default, aten.native_dropout_backward.default, aten.native_group_norm.default,
+    aten._to_copy.default, aten.addmm.default, aten.amax.default, aten.any.dim, aten.bmm.default, aten.cat.default,
+    aten.cudnn_batch_norm.default, aten.cudnn_batch_norm_backward.default, aten.cumsum.default,
+    aten.embedding.default, aten.embedding_dense_backward.default, aten.empty_like.default, aten.flip.default,
+    aten.full_like.default, aten.gather.default, aten.index.Tensor, aten.index_select.default,
+    aten.linalg_vector_norm.default, aten.mean.dim, aten.mm.default, aten.native_batch_norm.default,
+    aten.native_batch_norm_backward.default, aten.native_dropout.default, aten.native_group_norm.default,
     aten.native_group_norm_backward.default, aten.native_layer_norm.default,
-    aten.native_layer_norm_backward.default, aten.neg.default, aten.nll_loss_backward.default,
-    aten.nll_loss_forward.default, aten.pow.Tensor_Scalar, aten.silu.default, aten.silu_backward.default,
-    aten.stack.default, aten.sub.Tensor, aten.sum.dim_IntList, aten.threshold_backward.default, aten.where.self,
-    aten.zeros_like.default,
+    aten.native_layer_norm_backward.default, aten.new_empty.default, aten.new_empty_strided.default,
+    aten.new_full.default, aten.new_ones.default, aten.new_zeros.default, aten.nll_loss_backward.default,
+    aten.nll_loss_forward.default, aten.ones_like.default, aten.scatter.value, aten.sort.default,
+    aten.stack.default, aten.sum.dim_IntList, aten.topk.default, aten.triu.default, aten.zeros_like.default,
 ))  # fmt: skip
-"""Operators whose meta kernels return the same as FakeTensorMode. That takes several times as long, because it first
-decomposes the operator, and dispatches each part."""
+"""Operators whose meta kernels return the same as FakeTensorMode, beside those that work by element or write into an
+argument. FakeTensorMode takes several times as long: it first decomposes the operator, and dispatches each part."""
 _MOST_RECIPES = 50_000
 
 _recipes: dict[Hashable, Recipe | None] = {}
@@ -96,20 +97,26 @@ class FakeResultCache:
         return self.fake(views, device)
 
     def new(self, operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], given: Tensors) -> Any:
-        """Run the meta kernel of an operator in ``META_KERNELS`` and return its result, or ``NOT_HANDLED``."""
+        """Run the meta kernel of an operator that has a fitting one and return its result, or ``NOT_HANDLED``."""
         devices = {tensor.device for tensor in given}
-        if operator not in META_KERNELS or len(devices) != 1 or not all(map(self._is_ours, given)):
+        if not _traits_of(operator).has_meta_kernel or len(devices) != 1 or not all(map(self._is_ours, given)):
             return NOT_HANDLED
+        (device,) = devices
+        if kwargs.get("device") is not None:
+            if kwargs["device"] != device:  # on a real device, the result would have real memory
+                return NOT_HANDLED
+            kwargs = {**kwargs, "device": _META}
         try:
             result = self._on_meta(operator, args, kwargs)
         except Exception:  # FakeTensorMode will raise the proper error
             return NOT_HANDLED
-        if any(tensor.device != _META for tensor in tensors_in(result)):  # the call names another device
-            return NOT_HANDLED
-        (device,) = devices
         if isinstance(result, torch.Tensor):
-            return self.fake(result, device)
-        return type(result)(part if part is None else self.fake(part, device) for part in result)
+            return self._as_fake(result, device)
+        return type(result)(part if part is None else self._as_fake(part, device) for part in result)
+
+    def _as_fake(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Turn a result of a meta kernel into a fake tensor; an argument that the operator wrote into is one."""
+        return tensor if isinstance(tensor, FakeTensor) else self.fake(tensor, device)
 
     def _on_meta(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a function by its meta kernel, as FakeTensorMode does, but without its slow context manager."""
@@ -245,6 +252,8 @@ class _Traits:
     is_view: bool
     returns_new_memory: bool
     """Whether the operator writes into no argument, and no result is a view of one."""
+    has_meta_kernel: bool
+    """Whether its meta kernel gives what FakeTensorMode gives."""
     ignores_numbers: bool
     """Whether the result and workspace depend only on the types of plain numbers, not on their values. An optimizer
     passes other numbers in every step."""
@@ -255,8 +264,15 @@ def _traits_of(operator: torch._ops.OpOverload) -> _Traits:
     return _Traits(
         operator.is_view,
         all(argument.alias_info is None for argument in operator._schema.arguments),
+        operator in META_KERNELS or torch.Tag.pointwise in operator.tags or _returns_what_it_writes(operator),
         (torch.Tag.pointwise in operator.tags or _is_foreach(operator)) and operator.overloadpacket not in RULES,
     )
+
+
+def _returns_what_it_writes(operator: torch._ops.OpOverload) -> bool:
+    """Whether all results are arguments that the operator writes into, in place or as ``out``."""
+    returns = operator._schema.returns
+    return bool(returns) and all(each.alias_info is not None and each.alias_info.is_write for each in returns)
 
 
 def _is_foreach(operator: torch._ops.OpOverload) -> bool:
