@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
+import inspect
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +16,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 import memfix
+from memfix.errors import MeasurementError
 from memfix.meters.simulated.environment import simulated_gpu
 from memfix.meters.simulated.gpus import H200, get_gpu
 from memfix.meters.simulated.tracking import StorageTracker
@@ -76,7 +81,7 @@ def test_memory_statistics_follow_the_ledger(on_a100: Any) -> None:
         "allocated_bytes.all.peak": 8192,
     }
     for module in (torch.cuda, torch.cuda.memory):
-        assert module.memory_stats() == expected
+        assert expected.items() <= module.memory_stats().items()
         assert (module.memory_allocated(), module.max_memory_allocated()) == (4096, 8192)
         module.reset_peak_memory_stats()
         assert module.max_memory_allocated() == 8192
@@ -99,6 +104,94 @@ def test_streams_and_events_do_nothing_in_order(on_a100: Any) -> None:
 def test_ranges_for_a_profiler_do_nothing(on_a100: Any) -> None:
     with torch.cuda.nvtx.range("forward"):
         torch.cuda.nvtx.mark("here")
+
+
+def _needs_no_argument(function: Any) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return all(
+        each.default is not each.empty or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in parameters
+    )
+
+
+@pytest.mark.parametrize("module", [torch.cuda, torch.cuda.memory, torch.cuda.profiler, torch.accelerator])
+def test_every_public_function_answers_or_says_that_it_is_not_simulated(module: Any, on_a100: Any) -> None:
+    called = []
+    for name in module.__all__:
+        function = getattr(module, name)
+        if not inspect.isroutine(function) or not _needs_no_argument(function):
+            continue
+        called.append(name)
+        with contextlib.suppress(MeasurementError):
+            function()
+    assert called
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "cuda.set_per_process_memory_fraction(0.5)", "cuda.memory._record_memory_history()", "cuda.memory._snapshot()",
+        "cuda.set_sync_debug_mode('warn')", "cuda.can_device_access_peer(0, 0)", "cuda.ExternalStream(0)",
+        "cuda.get_stream_from_external(0, 0)", "cuda.check_error(cuda.cudart().cudaProfilerStart())",
+        "cuda.StreamContext(cuda.Stream()).__enter__()", "cuda.set_stream(cuda.current_stream())", "cuda._sleep(10)",
+        "cuda.memory_stats()['num_alloc_retries']", "cuda.memory_stats()['reserved_bytes.all.peak']",
+        "cuda.tunable.enable(True)", "torch.backends.cudnn.version() >= 8000", "cuda.nccl.version() >= (2, 10)",
+        "torch.accelerator.set_stream(torch.accelerator.current_stream())",         "torch.backends.cuda.is_built()", "cuda.get_device_properties(0).uuid", "cuda.Stream.priority_range()",
+    ],
+)  # fmt: skip
+def test_what_a_training_loop_may_call_is_answered(call: str, on_a100: Any) -> None:
+    eval(call, {"torch": torch, "cuda": torch.cuda})
+
+
+@pytest.mark.parametrize(
+    "call", ["CUDAGraph()", "graph_pool_handle()", "make_graphed_callables(abs, (torch.ones(1),))", "MemPool()"]
+)
+def test_what_is_not_simulated_is_refused_by_name(call: str) -> None:
+    with pytest.raises(MeasurementError, match=r"the step uses .*, which are not simulated; measure it on a GPU"):
+        memfix.peak(lambda device: eval(call, vars(torch.cuda)))
+
+
+def test_a_library_that_keeps_a_private_function_of_cuda_can_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "import torch\nif torch.cuda.is_available():\n    raw_stream = torch._C._cuda_getCurrentRawStream\n"
+    (tmp_path / "keeps_raw_stream.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    had_it = hasattr(torch._C, "_cuda_getCurrentRawStream")
+
+    def build(device: str) -> Any:
+        library = importlib.import_module("keeps_raw_stream")
+        assert had_it or library.raw_stream(0) == 0
+        return lambda: torch.empty(256, device=device)
+
+    assert memfix.peak(build).peak_bytes == 1024
+    assert hasattr(torch._C, "_cuda_getCurrentRawStream") == had_it
+
+
+def test_old_tensor_types_make_tensors_on_the_gpu(on_a100: Any) -> None:
+    old: Any = torch.cuda.FloatTensor
+    made = [old(2, 3), old([1.0, 2.0]), old(torch.Size((4,))), torch.cuda.HalfTensor(5)]
+    assert [(tuple(tensor.shape), tensor.dtype) for tensor in made[:3]] == [
+        ((2, 3), torch.float32),
+        ((2,), torch.float32),
+        ((4,), torch.float32),
+    ]
+    assert made[3].dtype == torch.float16
+    assert {tensor.device.type for tensor in made} == {"cuda"}
+    assert isinstance(made[0], old)
+    assert not isinstance(made[3], old)
+    assert not isinstance(torch.empty(2), old)
+
+
+def test_statistics_of_the_accelerator_are_those_of_the_gpu(on_a100: Any) -> None:
+    x = torch.empty(GiB, dtype=torch.uint8, device="cuda")
+    assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated() == GiB
+    del x
+    assert torch.accelerator.max_memory_allocated() == GiB
+    assert torch.accelerator.memory_stats()["active_bytes.all.peak"] == GiB
+    torch.accelerator.empty_cache()
 
 
 def test_generators_are_on_their_device_and_draw(on_a100: Any) -> None:
@@ -153,6 +246,9 @@ PATCHED = [
         for name in "mem_get_info memory_stats memory_allocated max_memory_allocated".split()
     ),
     (torch.cuda.nvtx, "range_push"),
+    *((torch.cuda, name) for name in "FloatTensor cudart utilization CUDAGraph".split()),
+    *((torch.accelerator, name) for name in "memory_allocated empty_cache".split()),
+    (torch.backends.cudnn, "version"),
 ]
 
 

@@ -60,6 +60,7 @@ def simulated_gpu(
     modes = (fake_mode, tracker)  # the last is innermost, and sees an operator first
 
     patches = Patches([*torch_cuda_stubs.patches(tracker), *python_patches.patches(tracker), *attention.patches(gpu)])
+    added = [(torch._C, "_cuda_clearCublasWorkspaces", tracker.cublas.give_back), *torch_cuda_stubs.added_patches()]
     hidden_from_compilers = Patches(python_patches.hidden_from_compilers(tracker))
     compiler = Compiler(tracker, hidden_from_compilers, runs_eager)
     contexts: list[contextlib.AbstractContextManager[object]] = [
@@ -72,7 +73,7 @@ def simulated_gpu(
         weights_restored(),
         # after FakeTensorMode is built, which imports modules of torch that must not be patched yet
         patches,
-        applied([(torch._C, "_cuda_clearCublasWorkspaces", tracker.cublas.give_back)], adds=True),
+        applied(added, adds=True),
         hidden_from_compilers,
         compiler.installed(),
         tracker.engine.installed(),

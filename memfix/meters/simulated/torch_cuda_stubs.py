@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from typing import Any
 
 import torch
 
+from . import torch_cuda_rest
 from .gpus import GPU
 from .patches import Patch, always, nothing
 from .tracking import StorageTracker
 
 
 def patches(tracker: StorageTracker) -> list[Patch]:
-    return [*_gpu_stubs(tracker.gpu), *_memory_stubs(tracker)]
+    return [*_gpu_stubs(tracker.gpu), *_memory_stubs(tracker), *torch_cuda_rest.patches()]
+
+
+def added_patches() -> list[Patch]:
+    """Return the stubs that are added where this build of torch lacks them."""
+    return torch_cuda_rest.of_torch_c()
 
 
 def _gpu_stubs(gpu: GPU) -> list[Patch]:
@@ -38,12 +45,13 @@ def _gpu_stubs(gpu: GPU) -> list[Patch]:
         (cuda, "is_bf16_supported", always(gpu.capability >= (8, 0))),
         (cuda, "is_tf32_supported", always(gpu.capability >= (8, 0))),
         (cuda, "is_current_stream_capturing", always(False)),
-        (cuda.memory, "get_allocator_backend", always("simulated")),
+        *((module, "get_allocator_backend", always("simulated")) for module in (cuda, cuda.memory)),
         (cuda, "current_stream", always(stream)),
         (torch.accelerator, "current_stream", always(stream)),
         (cuda, "default_stream", always(stream)),
         (cuda, "stream", lambda stream: contextlib.nullcontext()),
         (cuda, "Stream", _Stream),
+        (cuda, "ExternalStream", _Stream),
         (cuda, "Event", _Event),
         (torch, "Generator", _Generator),
         (cuda, "default_generators", (_Generator("cuda:0"),)),
@@ -64,11 +72,13 @@ def _memory_stubs(tracker: StorageTracker) -> list[Patch]:
         return result
 
     def stats(*args: Any, **kwargs: Any) -> dict[str, int]:
-        return {
+        counts = {"requested": ledger.requested, **dict.fromkeys(("allocated", "active", "reserved"), ledger.allocated)}
+        known = {
             f"{name}_bytes.all.{word}": getattr(count, field)
-            for name, count in (("requested", ledger.requested), ("allocated", ledger.allocated))
+            for name, count in counts.items()
             for word, field in (("current", "live"), ("peak", "peak"))
         }
+        return defaultdict(int, known)  # the others are counts, such as of retries
 
     stubs = {
         "memory_stats": stats,
@@ -78,12 +88,25 @@ def _memory_stubs(tracker: StorageTracker) -> list[Patch]:
         "max_memory_allocated": lambda *a, **k: ledger.allocated.peak,
         "memory_reserved": lambda *a, **k: ledger.allocated.live,
         "max_memory_reserved": lambda *a, **k: ledger.allocated.peak,
+        "device_memory_used": lambda *a, **k: ledger.allocated.live,
         "reset_peak_memory_stats": nothing,  # it would reset the peak that the meter reports
     }
+    of_accelerator = {
+        **{name: stubs[name] for name in _ALSO_OF_ACCELERATOR.split() if name in stubs},
+        **dict.fromkeys(("empty_cache", "empty_host_cache", "reset_accumulated_memory_stats"), nothing),
+        "get_memory_info": stubs["mem_get_info"],
+    }
+    accelerator: Any = torch.accelerator
+    of_memory = getattr(accelerator, "memory", accelerator)  # torch 2.8 and older have none
     return [
         *((module, name, stub) for module in (cuda, cuda.memory) for name, stub in stubs.items()),
+        *((module, name, stub) for module in (accelerator, of_memory) for name, stub in of_accelerator.items()),
         (torch.UntypedStorage, "resize_", resize_),
     ]
+
+
+_ALSO_OF_ACCELERATOR = """memory_stats memory_allocated max_memory_allocated memory_reserved max_memory_reserved
+reset_peak_memory_stats"""
 
 
 class _Stream:
@@ -104,6 +127,10 @@ class _Stream:
 
     def __exit__(self, *exception: Any) -> None:
         return None
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        return (0, -5)
 
     def query(self) -> bool:
         return True
@@ -161,4 +188,4 @@ class _Properties:
         self.regs_per_multiprocessor = 65536
         self.warp_size = 32
         self.is_integrated = self.is_multi_gpu_board = 0
-        self.gcnArchName = ""
+        self.gcnArchName = self.uuid = ""
