@@ -138,7 +138,8 @@ def test_every_public_function_answers_or_says_that_it_is_not_simulated(module: 
         "cuda.StreamContext(cuda.Stream()).__enter__()", "cuda.set_stream(cuda.current_stream())", "cuda._sleep(10)",
         "cuda.memory_stats()['num_alloc_retries']", "cuda.memory_stats()['reserved_bytes.all.peak']",
         "cuda.tunable.enable(True)", "torch.backends.cudnn.version() >= 8000", "cuda.nccl.version() >= (2, 10)",
-        "torch.accelerator.set_stream(torch.accelerator.current_stream())",         "torch.backends.cuda.is_built()", "cuda.get_device_properties(0).uuid", "cuda.Stream.priority_range()",
+        "torch.accelerator.set_stream(torch.accelerator.current_stream())", "torch.backends.cuda.is_built()",
+        "cuda.get_device_properties(0).uuid", "cuda.Stream.priority_range()",
     ],
 )  # fmt: skip
 def test_what_a_training_loop_may_call_is_answered(call: str, on_a100: Any) -> None:
