@@ -420,3 +420,47 @@ def test_the_gradient_of_a_norm_is_contiguous_whatever_the_upstream_gradient_is(
 
     memfix.peak(build)
     assert set(seen) == {True}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda x, m: F.normalize(x, dim=0), id="norm"),
+        pytest.param(lambda x, m: F.cosine_similarity(x, x, dim=0), id="cosine similarity"),
+        pytest.param(lambda x, m: x.masked_select(m), id="masked select"),
+        pytest.param(lambda x, m: x.masked_fill(m, 1.0), id="masked fill"),
+        pytest.param(lambda x, m: x.sum(0) + x.amax(0) + x.std(0, correction=0), id="reductions"),
+    ],
+)
+def test_a_number_is_a_tensor_without_dims(make: Any) -> None:
+    def build(device: str) -> Any:
+        x, mask = torch.randn((), device=device, requires_grad=True), torch.tensor(True).to(device)
+        return lambda: make(x, mask).sum().backward()
+
+    assert memfix.peak(build).peak_bytes < 2048
+
+
+def test_rules_may_make_views_of_the_arguments() -> None:
+    def build(device: str) -> Any:
+        matrices = torch.randn(5, 2, 4, device=device), torch.randn(5, 4, 3, device=device)
+        return lambda: torch.addbmm(torch.randn(2, 3, device=device), *matrices)
+
+    assert memfix.peak(build).exact
+
+
+def test_an_lstm_may_have_no_biases() -> None:
+    def build(device: str) -> Any:
+        model, x = torch.nn.LSTM(4, 5, bias=False).to(device), torch.randn(3, 2, 4, device=device)
+        return lambda: model(x)[0].sum().backward()
+
+    assert memfix.peak(build).peak_bytes > 0
+
+
+def test_known_lengths_of_ctc_do_not_make_its_large_results_known() -> None:
+    def build(device: str) -> Any:
+        scores = torch.randn(50, 3, 20).log_softmax(2).to(device).requires_grad_()
+        targets = torch.randint(1, 20, (3, 30)).to(device)
+        lengths = torch.tensor([50, 50, 50]), torch.tensor([30, 25, 20])
+        return lambda: F.ctc_loss(scores, targets, *lengths).backward()
+
+    assert memfix.peak(build).peak_bytes > 0

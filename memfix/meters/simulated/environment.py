@@ -16,6 +16,7 @@ from .compiled import Compiler
 from .decisions import Decision
 from .fake_result_cache import FakeResultCache
 from .gpus import GPU
+from .lazy_parameters import shaped_on_gpu
 from .patches import Patches, applied
 from .prebuilt import weights_restored
 from .torch_imports import torch_imported_unpatched
@@ -70,6 +71,8 @@ def simulated_gpu(
         only_our_own_cycles(),
         # values are drawn on the CPU; the caller's generator is restored on exit
         _own_random_numbers(SCENARIOS.index(scenario)),
+        # before weights_restored, which is to see buffers without a shape as they are
+        shaped_on_gpu(),
         weights_restored(),
         # after FakeTensorMode is built, which imports modules of torch that must not be patched yet
         patches,

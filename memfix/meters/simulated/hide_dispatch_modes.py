@@ -69,6 +69,17 @@ def hide_python_key(tensors: Iterable[torch.Tensor]) -> None:
 
 
 @contextlib.contextmanager
+def python_keys_shown(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Inside, those of the tensors whose Python key is hidden have it, so that code may run operators on them."""
+    hidden = [tensor for tensor in tensors if id(tensor) in _hidden]
+    show_python_key(hidden)
+    try:
+        yield
+    finally:
+        hide_python_key(hidden)
+
+
+@contextlib.contextmanager
 def installed(
     num_own_modes: int, on_other_mode: Callable[[], None], is_compiling: Callable[[], bool] = lambda: False
 ) -> Iterator[None]:

@@ -54,6 +54,7 @@ def patches() -> list[Patch]:
         (cuda.nccl, "version", always((2, 28, 9))),
         (torch.backends.cudnn, "is_available", always(True)),
         (torch.backends.cudnn, "version", always(91900)),
+        (torch.backends.cudnn, "is_acceptable", always(False)),  # it would warn that there is no cuDNN
         (torch.backends.cuda, "is_built", always(True)),
         (torch.backends.cuda, "is_flash_attention_available", always(True)),
         *((cuda, f"{name}Tensor", _tensor_type(dtype)) for name, dtype in _TYPES.items()),

@@ -147,7 +147,7 @@ class StorageTracker(TorchDispatchMode):
                 return func(args[0], _without_masks(args[1]))
         if func is aten.masked_select.default and is_on_gpu(args[0]):
             with self:
-                tensor, mask = torch.broadcast_tensors(args[0], args[1])
+                tensor, mask = torch.broadcast_tensors(*map(torch.atleast_1d, args))
                 return aten.index.Tensor(tensor, [mask])
         given = tensors_in((args, list(kwargs.values())))
         result = self.values.computed(func, args, kwargs, given)

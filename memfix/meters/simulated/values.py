@@ -203,8 +203,12 @@ class Values:
 
     # ---------------------------------------------------------------- recording
     def keep(self, tensor: torch.Tensor, value: torch.Tensor, assumed: frozenset[str] = _NOTHING) -> None:
-        """Record the values of a fake tensor that has a storage of its own. A ``value`` of one element fills it."""
+        """Record the values of a fake tensor that has a storage of its own. A ``value`` of one element fills it. Other
+        values of more than a small tensor are not kept."""
         storage = tensor.untyped_storage()
+        if value.numel() != 1 and not self.is_small(tensor):
+            self.forget([tensor])
+            return
         with torch._C._DisableTorchDispatch():
             if not self.is_small(tensor):
                 known = _Known(shared=value.reshape(()).to(tensor.dtype), assumed=assumed)

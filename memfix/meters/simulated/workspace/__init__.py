@@ -18,8 +18,9 @@ from typing import NamedTuple
 import torch
 
 from ..gpus import GPU, H200
+from ..hide_dispatch_modes import python_keys_shown
 from ..tables import Table, table_of
-from .rules import NO_KERNEL, NONE_NEEDED, RULES, STORAGES, Call, Estimated, NoRule, Range
+from .rules import NO_KERNEL, NONE_NEEDED, RULES, STORAGES, Call, Estimated, NoRule, Range, tensors_in
 from .signature import signature
 
 __all__ = [
@@ -136,7 +137,10 @@ def hidden_buffers(call: Call) -> list[int]:
     packet = call.operator.overloadpacket
     rule = RULES.get(packet)
     if rule is not None:
-        return [size for size in rule(call) if size]
+        with python_keys_shown(
+            tensors_in((call.args, [*call.kwargs.values()], call.outputs))
+        ):  # rules make views of them
+            return [size for size in rule(call) if size]
     if packet in NONE_NEEDED or hides_nothing(call.operator):
         return []
     raise NoRule(f"no workspace rule for {call.operator}")

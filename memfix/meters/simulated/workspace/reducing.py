@@ -252,7 +252,7 @@ def _hash(call: Call) -> list[int]:
 
 # ---------------------------------------------------------------- shared by the rules above
 def _dims_of(call: Call) -> list[int] | None:
-    given: Any = call["dim"] if call.has("dim") else None
+    given: Any = call["dim"] if call.has("dim") and call["self"].dim() else None  # a number has no dims
     if type(given) is int:
         return [given]
     return list(given) if isinstance(given, (list, tuple)) and given else None
