@@ -4,9 +4,8 @@
     TILED.launch((columns, rows), (16, 16), left, right, out, M, N, K)
 
 For CUDA tensors, NVRTC or nvcc compiles the ``.cu`` file, with the headers beside it that it includes, for their GPU;
-the binary is cached. For CPU tensors a launch
-raises, except inside :func:`~memfix.cuda_kernels.emulated.emulated`, where a C++ compiler builds the same file. The
-simulated meter records launches and runs no kernel.
+the binary is cached. For CPU tensors a launch raises, except inside :func:`~memfix.cuda_kernels.emulated.emulated`,
+where a C++ compiler builds the same file. The simulated meter records launches and runs no kernel.
 """
 
 from __future__ import annotations

@@ -97,10 +97,13 @@ def _memory_stubs(tracker: StorageTracker) -> list[Patch]:
         "get_memory_info": stubs["mem_get_info"],
     }
     accelerator: Any = torch.accelerator
-    of_memory = getattr(accelerator, "memory", accelerator)  # torch 2.8 and older have none
     return [
         *((module, name, stub) for module in (cuda, cuda.memory) for name, stub in stubs.items()),
-        *((module, name, stub) for module in (accelerator, of_memory) for name, stub in of_accelerator.items()),
+        *(
+            (module, name, stub)
+            for module in (accelerator, accelerator.memory)
+            for name, stub in of_accelerator.items()
+        ),
         (torch.UntypedStorage, "resize_", resize_),
     ]
 

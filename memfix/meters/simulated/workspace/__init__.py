@@ -137,9 +137,8 @@ def hidden_buffers(call: Call) -> list[int]:
     packet = call.operator.overloadpacket
     rule = RULES.get(packet)
     if rule is not None:
-        with python_keys_shown(
-            tensors_in((call.args, [*call.kwargs.values()], call.outputs))
-        ):  # rules make views of them
+        tensors = tensors_in((call.args, [*call.kwargs.values()], call.outputs))
+        with python_keys_shown(tensors):  # rules make views of them
             return [size for size in rule(call) if size]
     if packet in NONE_NEEDED or hides_nothing(call.operator):
         return []
