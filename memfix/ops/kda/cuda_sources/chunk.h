@@ -69,6 +69,11 @@ __device__ Chunk chunk_of(Bounds bounds, int length, int chunks_per_sequence, in
 // A warp prefetches into shared memory what it reads itself, so it waits for no other warp. A slot is 512 bytes of shared
 // memory, 16 for each lane. Rows beyond a chunk's tokens are zeros.
 #define SLOT 512
+// waits until all but the last PENDING copies of the warp are there
+template <int PENDING> __device__ void await_stage() {
+    await_copies<PENDING>();
+    await_warp();
+}
 
 // offset in shared memory of a 16-byte part of a row. Parts are swizzled, so that eight rows can be read without bank
 // conflicts, and by wgmma. Rows of more than 128 bytes lie in panels: first 128 bytes of every row, then the next 128
@@ -100,6 +105,13 @@ template <typename Wide, typename Narrow> __device__ void store_either(Wide wide
         wide[at] = value;
     else
         narrow[at] = bfloat16{(unsigned short)pack(value, 0.0f)};
+}
+// the strengths of a thread's rows, of which each lane loads one
+template <typename Wide, typename Narrow>
+__device__ void share_strengths(float (&strength)[ROWS], Wide wide, Narrow narrow, const Chunk& chunk, int lane) {
+    const float own = strength_of(wide, narrow, chunk, lane);
+#pragma unroll
+    for (int m = 0; m < ROWS; ++m) strength[m] = shuffle(own, (lane >> 2) + 8 * m);
 }
 __device__ void load_strengths(float (&strength)[ROWS], unsigned strengths, int r) {
 #pragma unroll

@@ -28,6 +28,9 @@ struct SharedLayout {
     }
     __device__ unsigned slots_of(int matrix, int group) const { return slots + (matrix * groups + group) * ROWS * SLOT; }
     __device__ unsigned stage_of(int item) const { return ring + item % RING * PART_STAGE; }
+    __device__ void set_strength(int token, float strength) const {
+        store_shared4(strengths + 4 * token, __float_as_uint(strength));
+    }
 };
 
 // copies what all warps read
@@ -312,11 +315,9 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, groups = width_v / GROUP, per_part = groups + 2;
     const Chunk chunk = chunk_of(bounds, length, chunks_per_sequence, heads);
     const SharedLayout shared(groups, warp, lane);
-    // prefetches an item of a part: 32 values of the first state and of the last state's gradient at a time, then queries
-    // and keys, then gates
+    // prefetches an item of a part: 32 values of both states at a time, then queries and keys, then gates
     const auto fetch = [&](int item) {
-        const int part_of_warp = item < per_part ? 0 : 1, part = 2 * warp + part_of_warp;
-        const int i = item - part_of_warp * per_part;
+        const int part_of_warp = item < per_part ? 0 : 1, part = 2 * warp + part_of_warp, i = item - part_of_warp * per_part;
         const unsigned stage = shared.stage_of(item);
         if (i < groups) {
             const long long at = (chunk.index * width_v + GROUP * i) * WIDTH + PART * part;
@@ -332,8 +333,7 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
     copy_matrices(shared, grad_out, v, values, grad_values, inverse, chunk, width_v, warp, lane);
 #pragma unroll
     for (int item = 0; item < RING; ++item) fetch(item);
-    if (warp == 0)
-        store_shared4(shared.strengths + 4 * lane, __float_as_uint(strength_of(beta, narrow_beta, chunk, lane)));
+    if (warp == 0) shared.set_strength(lane, strength_of(beta, narrow_beta, chunk, lane));
     const float grown = growth[chunk.index], poison = grown != grown ? grown : 0.0f;
     float strength[ROWS], of_strength[ROWS] = {};
     await_copies<RING>();
@@ -350,19 +350,16 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
         float of_decay[2] = {};
 #pragma unroll 1
         for (int group = 0; group < groups; ++group) {
-            await_copies<RING - 1>();
-            await_warp();
+            await_stage<RING - 1>();
             part.add_states(of_decay, shared, group, shared.stage_of(first + group), lane);
             await_warp();
             fetch(first + group + RING);
         }
-        await_copies<RING - 2>();
-        await_warp();
+        await_stage<RING - 2>();
         finish_part(part, of_strength, of_decay, shared, shared.stage_of(first + groups),
                     shared.stage_of(first + groups + 1), scale, lane);
         await_warp();
-        fetch(first + groups + RING);
-        fetch(first + groups + 1 + RING);
+        fetch(first + groups + RING), fetch(first + groups + 1 + RING);
         part.store(grad_q, grad_k, grad_g, chunk, 2 * warp + part_of_warp, poison, lane);
     }
     const float all = poison + sum_over_warps(of_strength, shared, warp, lane);

@@ -336,14 +336,12 @@ extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
         commit_copies();
     };
     Growth growing = {to_solve + WIDTH / GROUP * ROWS * SLOT};
-    fetch(0);
-    fetch(1);
+    fetch(0), fetch(1);
     float overlaps[TILES][4] = {}, weighed[TILES][4] = {};
     int first_nan = TOKENS;
 #pragma unroll 1
     for (int part = 0; part < parts; ++part) {
-        await_copies<1>();
-        await_warp();
+        await_stage<1>();
         first_nan = least(first_nan, prepare_part(overlaps, weighed, growing, stage_of(part),
                                                   to_solve + part / 2 * ROWS * SLOT + part % 2 * 8, queries, keys, decay,
                                                   chunk, part, scale, lane));
@@ -353,10 +351,8 @@ extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
     store_pairs(scores, chunk, weighed, scale, lane);
     // chunk_of runs again: its result, kept during the loop, would take registers that the parts need
     const Chunk same = chunk_of(bounds, length, chunks_per_sequence, opaque(heads));
-    const float own_strength = strength_of(beta, narrow_beta, same, lane);
     float strength[ROWS], blocks[3][2][4];
-#pragma unroll
-    for (int m = 0; m < ROWS; ++m) strength[m] = shuffle(own_strength, (lane >> 2) + 8 * m);
+    share_strengths(strength, beta, narrow_beta, same, lane);
     const float bound = growing.bound(overlaps, strength, lane);
     make_system(overlaps, strength, lane);
     invert(blocks, overlaps, lane);
@@ -368,12 +364,8 @@ extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
     const auto stage_of_group = [&](int group) {
         const int item = parts + group / 2;
         if (group % 2 == 0) {
-            if (group > 0) {
-                await_warp();
-                fetch(item + 1);
-            }
-            await_copies<1>();
-            await_warp();
+            if (group > 0) await_warp(), fetch(item + 1);
+            await_stage<1>();
         }
         return stage_of(item);
     };
