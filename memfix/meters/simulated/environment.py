@@ -10,7 +10,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..garbage import only_our_own_cycles
-from . import attention, dispatcher_overrides, fake_device, hide_dispatch_modes, python_patches, torch_cuda_stubs
+from . import (
+    attention,
+    dispatcher_overrides,
+    fake_device,
+    hide_dispatch_modes,
+    python_patches,
+    torch_cuda_rest,
+    torch_cuda_stubs,
+)
 from .assumptions import SCENARIOS, Scenario
 from .compiled import Compiler
 from .decisions import Decision
@@ -61,7 +69,7 @@ def simulated_gpu(
     modes = (fake_mode, tracker)  # the last is innermost, and sees an operator first
 
     patches = Patches([*torch_cuda_stubs.patches(tracker), *python_patches.patches(tracker), *attention.patches(gpu)])
-    added = [(torch._C, "_cuda_clearCublasWorkspaces", tracker.cublas.give_back), *torch_cuda_stubs.added_patches()]
+    added = [(torch._C, "_cuda_clearCublasWorkspaces", tracker.cublas.give_back), *torch_cuda_rest.of_torch_c()]
     hidden_from_compilers = Patches(python_patches.hidden_from_compilers(tracker))
     compiler = Compiler(tracker, hidden_from_compilers, runs_eager)
     contexts: list[contextlib.AbstractContextManager[object]] = [

@@ -18,11 +18,6 @@ def patches(tracker: StorageTracker) -> list[Patch]:
     return [*_gpu_stubs(tracker.gpu), *_memory_stubs(tracker), *torch_cuda_rest.patches()]
 
 
-def added_patches() -> list[Patch]:
-    """Return the stubs that are added where this build of torch lacks them."""
-    return torch_cuda_rest.of_torch_c()
-
-
 def _gpu_stubs(gpu: GPU) -> list[Patch]:
     cuda = torch.cuda
     do_nothing = """synchronize empty_cache ipc_collect init _lazy_init set_device set_stream manual_seed
@@ -92,7 +87,7 @@ def _memory_stubs(tracker: StorageTracker) -> list[Patch]:
         "reset_peak_memory_stats": nothing,  # it would reset the peak that the meter reports
     }
     of_accelerator = {
-        **{name: stubs[name] for name in _ALSO_OF_ACCELERATOR.split() if name in stubs},
+        **{name: stubs[name] for name in _ALSO_OF_ACCELERATOR.split()},
         **dict.fromkeys(("empty_cache", "empty_host_cache", "reset_accumulated_memory_stats"), nothing),
         "get_memory_info": stubs["mem_get_info"],
     }

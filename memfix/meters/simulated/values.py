@@ -205,12 +205,12 @@ class Values:
     def keep(self, tensor: torch.Tensor, value: torch.Tensor, assumed: frozenset[str] = _NOTHING) -> None:
         """Record the values of a fake tensor that has a storage of its own. A ``value`` of one element fills it. Other
         values of more than a small tensor are not kept."""
-        storage = tensor.untyped_storage()
-        if value.numel() != 1 and not self.is_small(tensor):
+        storage, is_small = tensor.untyped_storage(), self.is_small(tensor)
+        if not is_small and value.numel() != 1:
             self.forget([tensor])
             return
         with torch._C._DisableTorchDispatch():
-            if not self.is_small(tensor):
+            if not is_small:
                 known = _Known(shared=value.reshape(()).to(tensor.dtype), assumed=assumed)
             else:
                 known = _Known(torch.UntypedStorage(storage.nbytes()), assumed=assumed)

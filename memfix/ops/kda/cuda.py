@@ -52,11 +52,10 @@ def stages_both_ways(chunks: Chunks) -> int:
 def kernel(name: str, chunks: Chunks) -> CudaKernel:
     """The kernel of a pass, compiled for the constants on which it depends."""
     width, warps = ("WIDTH", chunks.width_k), ("WARPS", values_of_block(chunks.width_v) // 16)
-    if name == "scan":
-        return _kernel(name, width, warps, ("STAGES", STAGES_OF_SCAN))
-    if name == "scan_both_ways":
-        return _kernel(name, width, warps, ("STAGES", stages_both_ways(chunks)))
-    return _kernel(name, width)
+    if name not in ("scan", "scan_both_ways"):
+        return _kernel(name, width)
+    stages = STAGES_OF_SCAN if name == "scan" else stages_both_ways(chunks)
+    return _kernel(name, width, warps, ("STAGES", stages))
 
 
 @functools.cache

@@ -70,39 +70,41 @@ __device__ void add_steep_pairs(float (&overlaps)[TILES][4], float (&weighed)[TI
 }
 
 // ---------------------------------------------------------------- what is stored
-// stores pairs * scale as a 32 x 32 matrix, with zeros above the diagonal
-template <typename Out>
-__device__ void store_pairs(Out out, const Chunk& chunk, const float (&pairs)[TILES][4], float scale, int lane) {
-    const int r = lane >> 2, q = lane & 3;
+// stores a 32 x 32 matrix of a chunk; two_of(m, n, half) gives two neighbouring elements of one of this thread's rows
+template <typename Out, typename TwoOf>
+__device__ void store_matrix(Out out, const Chunk& chunk, TwoOf two_of, int lane) {
 #pragma unroll
     for (int m = 0; m < 2; ++m)
 #pragma unroll
         for (int n = 0; n < 4; ++n)
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                float two[2] = {};
+            for (int half = 0; half < 2; ++half)
+                store4(out,
+                       (chunk.index * TOKENS + row_of(m, 2 * half, lane >> 2)) * TOKENS + column_of(n, 0, lane & 3),
+                       two_of(m, n, half));
+}
+
+// stores pairs * scale, with zeros above the diagonal
+template <typename Out>
+__device__ void store_pairs(Out out, const Chunk& chunk, const float (&pairs)[TILES][4], float scale, int lane) {
+    const auto two_of = [&](int m, int n, int half) {
+        float two[2] = {};
 #pragma unroll
-                for (int side = 0; side < 2; ++side)
-                    if (n < 2 * m + 2 && row_of(m, 2 * half, r) >= column_of(n, side, q))
-                        two[side] = pairs[tile(m, n < 2 * m + 2 ? n : 0)][2 * half + side] * scale;
-                store4(out, (chunk.index * TOKENS + row_of(m, 2 * half, r)) * TOKENS + column_of(n, 0, q),
-                       pack(two[0], two[1]));
-            }
+        for (int side = 0; side < 2; ++side)
+            if (n < 2 * m + 2 && row_of(m, 2 * half, lane >> 2) >= column_of(n, side, lane & 3))
+                two[side] = pairs[tile(m, n < 2 * m + 2 ? n : 0)][2 * half + side] * scale;
+        return pack(two[0], two[1]);
+    };
+    store_matrix(out, chunk, two_of, lane);
 }
 
 template <typename Out> __device__ void store_inverse(Out out, const Chunk& chunk, const Inverse& inverse, int lane) {
-    const int r = lane >> 2, q = lane & 3;
-#pragma unroll
-    for (int m = 0; m < 2; ++m)
-#pragma unroll
-        for (int n = 0; n < 4; ++n)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int at = 2 * (n & 1) + half;
-                const unsigned below = n < 2 ? inverse.joining[at] : inverse.second[at];
-                const unsigned two = m == 1 ? below : n < 2 ? inverse.first[at] : 0u;
-                store4(out, (chunk.index * TOKENS + row_of(m, 2 * half, r)) * TOKENS + column_of(n, 0, q), two);
-            }
+    const auto two_of = [&](int m, int n, int half) {
+        const int at = 2 * (n & 1) + half;
+        const unsigned below = n < 2 ? inverse.joining[at] : inverse.second[at];
+        return m == 1 ? below : n < 2 ? inverse.first[at] : 0u;
+    };
+    store_matrix(out, chunk, two_of, lane);
 }
 
 // An upper bound on the factor by which a chunk scales the length of a state, as an exponent of 2. A token scales no
