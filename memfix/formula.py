@@ -19,7 +19,8 @@ from functools import cached_property
 from .errors import FormulaError, did_you_mean
 from .units import BYTE_UNITS
 
-MAX_LENGTH = 500
+MAX_LENGTH = 1000
+MAX_DEPTH = 300  # of nested operators, far below what Python can recurse
 MAX_EXPONENT = 8
 MAX_VALUE = 2**256  # far above any memory; it bounds exponents of exponents
 
@@ -81,7 +82,7 @@ class Formula:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             where = f" at column {error.offset}" if isinstance(error, SyntaxError) and error.offset else ""
             raise FormulaError(f"cannot parse the formula {self.text!r}{where}") from None
-        self._refuse_unknown_syntax(tree)
+        self._refuse_unknown_syntax(tree, MAX_DEPTH)
         return tree
 
     @cached_property
@@ -98,18 +99,20 @@ class Formula:
         except ZeroDivisionError:
             raise FormulaError(f"the formula {self.text!r} divides by zero at {dict(values)}") from None
 
-    def _refuse_unknown_syntax(self, node: ast.expr) -> None:
+    def _refuse_unknown_syntax(self, node: ast.expr, depth: int) -> None:
+        if depth == 0:
+            raise FormulaError(f"a formula may nest {MAX_DEPTH} operators, and {self.text[:60]!r}... nests more")
         match node:
             case ast.Constant(value=bool() | math.inf):
                 pass
             case ast.Constant(value=int() | float()) | ast.Name():
                 return
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-                self._refuse_unknown_syntax(left)
-                self._refuse_unknown_syntax(right)
+                self._refuse_unknown_syntax(left, depth - 1)
+                self._refuse_unknown_syntax(right, depth - 1)
                 return
             case ast.UnaryOp(op=ast.USub(), operand=operand):
-                self._refuse_unknown_syntax(operand)
+                self._refuse_unknown_syntax(operand, depth - 1)
                 return
             case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
                 if name not in _FUNCTIONS:
@@ -122,7 +125,7 @@ class Formula:
                         f"{name} takes {arity or 'one or more'} values in the formula {self.text!r}, got {len(args)}"
                     )
                 for arg in args:
-                    self._refuse_unknown_syntax(arg)
+                    self._refuse_unknown_syntax(arg, depth - 1)
                 return
         raise FormulaError(
             f"the formula {self.text!r} may hold numbers, dims, + - * / // % ** and min, max, ceil_div, round_up, "

@@ -184,11 +184,18 @@ def test_a_number_above_every_float_is_refused() -> None:
         Formula("1e400").evaluate({})
 
 
-def test_a_formula_of_500_characters_is_read_and_one_of_501_refused() -> None:
-    assert Formula("1+" * 249 + "10").evaluate({}) == 259
+def test_a_formula_of_1000_characters_is_read_and_one_of_1001_refused() -> None:
+    text = "1+" * 249 + "10".rjust(502)
+    assert Formula(text).evaluate({}) == 259
     with pytest.raises(FormulaError) as refused:
-        Formula("1+" * 249 + "100")
-    assert str(refused.value) == "a formula must be at most 500 characters, got 501"
+        Formula(text + "0")
+    assert str(refused.value) == "a formula must be at most 1000 characters, got 1001"
+
+
+@pytest.mark.parametrize("text", ["-" * 999 + "1", "1+" * 499 + "1"])
+def test_a_formula_that_nests_too_deep_is_refused(text: str) -> None:
+    with pytest.raises(FormulaError, match="a formula may nest 300 operators"):
+        Formula(text)
 
 
 @pytest.mark.parametrize("text", ["T/D", "T//D", "T % D", "ceil_div(T, D)", "round_up(T, D)"])

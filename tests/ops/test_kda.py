@@ -22,16 +22,17 @@ from memfix.cuda_kernels.emulated import cannot_emulate, emulated
 from memfix.meters import get_meter
 from memfix.meters.base import Reading
 from memfix.meters.simulated import SimulatedMeter
-from memfix.ops.kda import cuda, decode_kda, kda
+from memfix.ops.kda import cuda, decode_kda, kda, windows
 from memfix.ops.kda.arguments import DEFAULT_CHUNK_SIZE
 from memfix.ops.kda.chunk_layout import MOST_ROWS, rows_per_chunk
 from memfix.ops.kda.contract import contract
 from memfix.ops.kda.cuda import cuda_kda
 from memfix.ops.kda.naive import naive_kda
-from memfix.ops.kda.passes import Chunks, Terms
+from memfix.ops.kda.passes import Terms
 from memfix.ops.kda.sequential import sequential_kda
 from memfix.ops.kda.streamed import streamed_kda
 from memfix.ops.kda.triton import triton_kda
+from memfix.ops.kda.windows import Chunks
 from memfix.ops.kda.wy import wy_kda
 from memfix.registry import all_contracts
 
@@ -505,16 +506,27 @@ def test_segments_begin_as_if_the_sequence_was_whole(
 
 
 @pytest.mark.skipif(cannot_emulate() is not None, reason=str(cannot_emulate()))
-@pytest.mark.parametrize("spoilt", [1, 2, 3], ids="k v g".split())
-def test_a_nan_reaches_segments_that_have_forgotten_all_else(spoilt: int) -> None:
+@pytest.mark.parametrize("window_bytes", [1 << 30, 150_000], ids=["one_window", "two_windows"])
+@pytest.mark.parametrize(("spoilt", "at"), [(1, 3), (2, 3), (3, 3), (3, 140), (5, 3)], ids="k v g late_g state".split())
+def test_a_nan_reaches_segments_that_have_forgotten_all_else(
+    monkeypatch: pytest.MonkeyPatch, spoilt: int, at: int, window_bytes: int
+) -> None:
+    monkeypatch.setattr(cuda, "JOINED_SEGMENTS", 1)
+    monkeypatch.setattr(windows, "BYTES_AT_ONCE", window_bytes)
     q, k, v = torch.randn(3, 1, 160, 1, 64).bfloat16()
-    given = [q, k / 8, v, torch.full((1, 160, 1, 64), -9.0), torch.rand(1, 160, 1)]
-    given[spoilt][0, 3, 0, 7] = torch.nan
+    given = [q, k / 8, v, torch.full((1, 160, 1, 64), -9.0), torch.rand(1, 160, 1), torch.randn(1, 1, 64, 64)]
+    given[spoilt].view(-1, 64)[at, 7] = torch.nan
+    given = [tensor.requires_grad_() for tensor in given]
     with emulated():
-        got = cuda_kda(*given, chunk_size=8)
-    for one, other in zip(got, naive_kda(*given), strict=True):
+        got = answer(partial(cuda_kda, chunk_size=8), given)
+    expected = answer(naive_kda, given)
+    for one, other in zip(got[:2], expected[:2], strict=True):
         assert other[..., 7].isnan().any()
         assert one[other.isnan()].isnan().all()
+    for name, one, other in zip(NAMES[3:7], got[3:7], expected[3:7], strict=True):
+        is_nan = other[:, :at].isnan()
+        assert one[:, :at][is_nan].isnan().all(), name
+    assert got[7][expected[7].isnan()].isnan().all()
 
 
 @pytest.mark.skipif(cannot_emulate() is not None, reason=str(cannot_emulate()))
@@ -530,7 +542,7 @@ def test_what_a_chunk_leaves_of_a_state_is_bounded_by_every_gate_and_every_key(l
         torch.empty_like(q).uniform_(least_gate, 0),
         torch.rand(1, 150, 1),
     )
-    chunks = Chunks(1, width, width, 1, 5, 150, 8)
+    chunks = Chunks(1, width, width, 1, 5, 150, 150, 8)
     with emulated():
         terms = Terms.of(cuda._PASSES, given, chunks, 1.0, keeps_inverse=False)
     _, k, _, g, beta = (x.double()[0, :, 0] for x in given)
@@ -561,7 +573,7 @@ def test_cuda_kernels_run_where_a_block_has_room_for_them(
 def test_few_long_sequences_are_cut_into_segments(
     batch: int, length: int, heads: int, forward: int, backward: int
 ) -> None:
-    chunks = Chunks(heads, 128, 128, batch, batch * length // 32, length, DEFAULT_CHUNK_SIZE)
+    chunks = Chunks(heads, 128, 128, batch, batch * length // 32, length, length, DEFAULT_CHUNK_SIZE)
     passes = [cuda._Segments.of(chunks, torch.empty(0, device="meta"), joined) for joined in (1, cuda.JOINED_SEGMENTS)]
     assert [segments.number for segments in passes] == [forward, backward]
     assert [segments.number * segments.joined for segments in passes] == [forward, forward]

@@ -39,6 +39,9 @@ _TOKENS = f"{_KERNEL_CHUNKS}*32*e"
 _PAIRS = f"{_KERNEL_CHUNKS}*1024*e"
 _DECAYS = f"{_KERNEL_CHUNKS}*K*4"
 _COPIES = f"{_KERNEL_ROWS}*(3*K + V + 1)*e + {_STATES}"  # contiguous copies of the inputs
+WINDOW = "1.2*GiB"  # what the kernels keep of the chunks of a window
+SHARE = "(2*K*V + 96*K + 128*V)*e/GiB"  # of a window that a chunk takes; windows are at least half full
+_PASSED_ON = f"({_KERNEL_CHUNKS}*2*{SHARE}//1)*{_STATES}"  # states from window to window
 IN_FLOAT64 = "max(e - 4, 0)/4"  # 1 in float64, where ``triton`` uses the form ``wy``; else 0
 
 _GATES = ("float32", "bfloat16")  # gates and strengths often stay float32 where the rest is 16-bit
@@ -51,7 +54,8 @@ the float32 states, naive has no such rounding error to compare with."""
 _KERNELS = f"{__package__}.triton"
 _TILES = ("PREPARE", "SCAN", "BOTH_WAYS", "PAIRS", "CHANNELS")
 _SMALL_TILES = {
-    f"{__package__}.passes.TOKENS_PER_CHUNK": 16,
+    f"{__package__}.windows.TOKENS_PER_CHUNK": 16,
+    f"{__package__}.windows.BYTES_AT_ONCE": 16 << 10,
     f"{_KERNELS}.WIDEST": 10,
     **{f"{_KERNELS}.{name}": Tiles(k=8, v=8, stages=2, warps=4) for name in _TILES},
 }
@@ -131,15 +135,16 @@ contract = Contract(
         Budget(
             "triton",
             phase="forward",
-            bytes=f"{_TOKENS}*(3*K + V) + {_KERNEL_ROWS}*V*e + {_PAIRS} + {_DECAYS} + {_STATES} + {_COPIES}"
-            f" + {IN_FLOAT64}*({_WY_FORWARD})",
+            bytes=f"min({_TOKENS}*(3*K + V) + {_PAIRS} + {_DECAYS}, {WINDOW}) + {_KERNEL_ROWS}*V*e + {_STATES}"
+            f" + {_PASSED_ON} + {_COPIES} + {IN_FLOAT64}*({_WY_FORWARD})",
         ),
-        Budget("triton", phase="held", bytes=f"{_KERNEL_ROWS}*V*e + {_STATES}"),
+        Budget("triton", phase="held", bytes=f"{_KERNEL_ROWS}*V*e + {_STATES} + {_PASSED_ON}"),
         Budget(
             "triton",
             phase="train",
-            bytes=f"{_TOKENS}*(3*K + 4*V) + {_KERNEL_ROWS}*(4*ceil_div(K, 64) + 12) + 3*{_PAIRS} + {_DECAYS}"
-            f" + 2*{_STATES} + 2*{_KERNEL_CHUNKS}*K*V*e + {_COPIES} + {IN_FLOAT64}*({_WY_TRAIN})",
+            bytes=f"min({_TOKENS}*(3*K + 2*V) + 2*{_KERNEL_CHUNKS}*K*V*e + 3*{_PAIRS} + {_DECAYS},"
+            f" {WINDOW} + 3*{_KERNEL_ROWS}*(K + V)*e) + {_KERNEL_ROWS}*(2*V*e + 4*ceil_div(K, 64) + 12)"
+            f" + 2*{_STATES} + {_PASSED_ON} + {_COPIES} + {IN_FLOAT64}*({_WY_TRAIN})",
         ),
     ],
     scaling=[

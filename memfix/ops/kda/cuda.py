@@ -19,8 +19,9 @@ import torch
 from ...cuda_kernels import CudaKernel
 from ..launches import largest_power_of_two, num_tiles
 from .arguments import KdaOptions, KdaTensors, Outputs, kda_form
-from .passes import TOKENS_PER_CHUNK, Chunks, Kept, Passes, Terms, Walk, kda_by
+from .passes import Gradients, Kept, Passes, Terms, Walk, kda_by
 from .triton import triton_kda
+from .windows import TOKENS_PER_CHUNK, Chunks
 
 WIDTHS = (64, 128)
 """Widths of keys. The width of values is any multiple of 32 up to ``MOST_VALUES``, the limit of shared memory."""
@@ -67,24 +68,25 @@ def _kernel(name: str, *constants: tuple[str, int]) -> CudaKernel:
 def cuda_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
     """Equals naive. Supports the inputs that the form ``triton`` does.
 
-    The kernels are for bfloat16 with float32 gates, keys 64 or 128 wide and values a multiple of 32 up to 512, on
-    Hopper and data-center Blackwell; all other inputs use the form ``triton``.
+    The kernels are for bfloat16 with float32 gates and a beta in either, keys 64 or 128 wide and values a multiple of
+    32 up to 512, on Hopper and data-center Blackwell; all other inputs use the form ``triton``.
     """
     if _is_supported(tensors):
         return kda_by(_PASSES, tensors, options)
     return triton_kda(*tensors.inputs, tensors.initial_state_SHKV, tensors.cu_seqlens, **vars(options))
 
 
-def _wide_or_narrow(beta_BTH: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return beta as the kernels' two arguments: in float32 and None, or None and in bfloat16."""
-    return (None, beta_BTH) if beta_BTH.dtype == torch.bfloat16 else (beta_BTH.float(), None)
+def _wide_or_narrow(beta: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return beta or its gradient as the kernels' two arguments: in float32 and None, or None and in bfloat16."""
+    return (None, beta) if beta.dtype == torch.bfloat16 else (beta, None)
 
 
 def _is_supported(tensors: KdaTensors) -> bool:
-    q_BTHK, _, v_BTHV, g_BTHK, _ = tensors.inputs
+    q_BTHK, _, v_BTHV, g_BTHK, beta_BTH = tensors.inputs
     return (
         q_BTHK.dtype == torch.bfloat16
         and g_BTHK.dtype == torch.float32
+        and beta_BTH.dtype in (torch.float32, torch.bfloat16)
         and q_BTHK.shape[3] in WIDTHS
         and v_BTHV.shape[3] % 32 == 0
         and v_BTHV.shape[3] <= MOST_VALUES
@@ -94,13 +96,13 @@ def _is_supported(tensors: KdaTensors) -> bool:
 
 def _prepare(inputs: tuple[torch.Tensor, ...], terms: Terms, chunks: Chunks, scale: float) -> None:
     q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH = inputs
-    length, per_sequence, *_ = chunks.counts
+    length, stride, per_sequence, *_ = chunks.counts
     kernel("prepare", chunks).launch(
         (chunks.num_chunks * chunks.num_heads,), (32,), q_BTHK, k_BTHK, v_BTHV, g_BTHK,
         *_wide_or_narrow(beta_BTH), chunks.bounds_N2,
         terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC,
         terms.inverse_NHCC, terms.decay_NHK, terms.growth_NH,
-        scale, length, per_sequence, chunks.num_heads, chunks.width_v,
+        scale, length, stride, per_sequence, chunks.num_heads, chunks.width_v,
         shared_bytes=(18 + chunks.width_k // 8) * _SLOT,
     )  # fmt: skip
 
@@ -112,26 +114,27 @@ def _scan(
     final_SHKV: torch.Tensor,
     out_BTHV: torch.Tensor,
 ) -> torch.Tensor | None:
-    (length, per_sequence, *_), segments = chunks.counts, _Segments.of(chunks, final_SHKV)
+    (length, stride, per_sequence, *_), segments = chunks.counts, _Segments.of(chunks, final_SHKV)
     kernel("scan", chunks).launch(
         (*segments.blocks, segments.number), segments.threads,
         terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC, terms.decay_NHK,
         terms.growth_NH, initial_SHKV, final_SHKV, segments.ends_GSHKV, segments.ready,
         out_BTHV, chunks.bounds_N2, chunks.first_chunk_S1,
-        length, per_sequence, chunks.num_heads, chunks.width_v, shared_bytes=STAGES_OF_SCAN * segments.stage_bytes,
+        length, stride, per_sequence, chunks.num_heads, chunks.width_v,
+        shared_bytes=STAGES_OF_SCAN * segments.stage_bytes,
     )  # fmt: skip
     return segments.ends_GSHKV if segments.number > JOINED_SEGMENTS else None
 
 
 def _scan_both_ways(terms: Terms, chunks: Chunks, walk: Walk) -> None:
-    (length, per_sequence, *_), segments = chunks.counts, _Segments.of(chunks, terms.decay_NHK, JOINED_SEGMENTS)
+    (length, stride, per_sequence, *_), segments = chunks.counts, _Segments.of(chunks, terms.decay_NHK, JOINED_SEGMENTS)
     kernel("scan_both_ways", chunks).launch(
         (*segments.blocks, 2 * segments.number), segments.threads,
         terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC, terms.decay_NHK,
         terms.growth_NH, walk.initial_SHKV, walk.ends_GSHKV, walk.states_NHVK,
         walk.grad_out_BTHV, walk.grad_final_SHKV, walk.grad_initial_SHKV, segments.ends_GSHKV, segments.ready,
         walk.grad_values_NHCV, walk.grad_states_NHVK, chunks.bounds_N2, chunks.first_chunk_S1,
-        segments.joined, length, per_sequence, chunks.num_heads, chunks.width_v,
+        segments.joined, length, stride, per_sequence, chunks.num_heads, chunks.width_v,
         shared_bytes=stages_both_ways(chunks) * segments.stage_bytes
         + 2 * values_of_block(chunks.width_v) * chunks.width_k,
     )  # fmt: skip
@@ -187,21 +190,23 @@ def _num_blocks(chunks: Chunks) -> int:
 
 
 def _gradients(
-    inputs: tuple[torch.Tensor, ...], chunks: Chunks, walk: Walk, kept: Kept, scale: float
-) -> tuple[torch.Tensor, ...]:
-    (q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH), (length, per_sequence, *_) = inputs, chunks.counts
-    grad_q_BTHK, grad_k_BTHK, grad_v_BTHV, grad_g_BTHK = (torch.empty_like(tensor) for tensor in inputs[:4])
-    grad_beta_BTH = torch.empty_like(beta_BTH, dtype=None if beta_BTH.dtype == torch.bfloat16 else torch.float32)
+    inputs: tuple[torch.Tensor, ...], chunks: Chunks, walk: Walk, kept: Kept, scale: float, gradients: Gradients
+) -> None:
+    (q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH), (length, stride, per_sequence, *_) = inputs, chunks.counts
+    *wide, parts_PBTH = gradients
     kernel("gradients", chunks).launch(
         (chunks.num_chunks * chunks.num_heads,), (chunks.width_k,), q_BTHK, k_BTHK, v_BTHV, g_BTHK,
         *_wide_or_narrow(beta_BTH), chunks.bounds_N2, *kept,
         walk.states_NHVK, walk.grad_out_BTHV, walk.grad_values_NHCV, walk.grad_states_NHVK,
-        grad_q_BTHK, grad_k_BTHK, grad_v_BTHV, grad_g_BTHK, *_wide_or_narrow(grad_beta_BTH), scale,
-        length, per_sequence, chunks.num_heads, chunks.width_v,
+        *wide, *_wide_or_narrow(parts_PBTH), scale,
+        length, stride, per_sequence, chunks.num_heads, chunks.width_v,
         shared_bytes=2 * TOKENS_PER_CHUNK * (4 * chunks.width_v + 3 * TOKENS_PER_CHUNK + 2)
         + _SLOT * chunks.width_k // 2,
     )  # fmt: skip
-    return grad_q_BTHK, grad_k_BTHK, grad_v_BTHV, grad_g_BTHK, grad_beta_BTH.to(beta_BTH.dtype)
 
 
-_PASSES = Passes(_prepare, _scan, _scan_both_ways, _gradients, bounds_growth=True)
+def _new_beta_parts(beta_BTH: torch.Tensor, width_k: int) -> torch.Tensor:
+    return beta_BTH.new_empty((1, *beta_BTH.shape))
+
+
+_PASSES = Passes(_prepare, _scan, _scan_both_ways, _gradients, _new_beta_parts, bounds_growth=True)

@@ -9,7 +9,7 @@ import torch
 from ...contract import WIDE, Contract, Dim, Form
 from ...laws import Budget, Scaling, SpeedBudget, Tolerance
 from ..bad_inputs import bad_chunk_sizes, mixed, not_floating
-from .contract import ROUNDS_OPERANDS, inputs
+from .contract import ROUNDS_OPERANDS, SHARE, WINDOW, inputs
 from .cuda import cuda_kda
 from .naive import naive_kda
 
@@ -18,8 +18,12 @@ _ROWS = f"{_CHUNKS}*32"
 _STATES = "B*H*K*V*4"
 _ENDS = f"{_STATES}*min(ceil_div(T, 32)*8//chunk_size, 16896//(B*H*V))"  # states between segments
 _KEPT = f"{_CHUNKS}*(2052 + K*4)"  # scores, decays and bounds on growth
-_COPIES = f"B*H*T*((3*K + V)*e + 4) + {_STATES}"  # contiguous copies of the inputs, and strengths in float32
-FORMS = {"cuda": Form(cuda_kda, tolerance=ROUNDS_OPERANDS, has_kernels=True, language="cuda")}
+_PASSED_ON = f"({_CHUNKS}*2*{SHARE}//1)*({_STATES} + {_ENDS})"  # states from window to window
+_COPIES = f"B*H*T*((3*K + V)*e + 4) + {_STATES}"  # contiguous copies of the inputs
+_SMALL_WINDOWS = {f"{__package__}.windows.BYTES_AT_ONCE": 384 << 10}
+FORMS = {
+    "cuda": Form(cuda_kda, tolerance=ROUNDS_OPERANDS, has_kernels=True, language="cuda", compared_with=_SMALL_WINDOWS)
+}
 WIDTHS = {
     "H": Dim(1, 2),
     "K": Dim(64, 128, multiple_of=64),
@@ -57,14 +61,15 @@ contract = Contract(
         Budget(
             "cuda",
             phase="forward",
-            bytes=f"{_ROWS}*(3*K + V)*e + B*H*T*V*e + {_KEPT} + {_STATES} + {_ENDS} + {_COPIES}",
+            bytes=f"min({_ROWS}*(3*K + V)*e + {_KEPT}, {WINDOW}) + B*H*T*V*e"
+            f" + {_STATES} + {_ENDS} + {_PASSED_ON} + {_COPIES}",
         ),
-        Budget("cuda", phase="held", bytes=f"B*H*T*V*e + {_STATES}"),
+        Budget("cuda", phase="held", bytes=f"B*H*T*V*e + {_STATES} + {_PASSED_ON}"),
         Budget(
             "cuda",
             phase="train",
-            bytes=f"{_ROWS}*(3*K + 4*V)*e + B*H*T*(K*4 + 4*ceil_div(K, 64) + 12) + 3*{_KEPT} + 2*{_STATES}"
-            f" + 2*{_CHUNKS}*K*V*e + 2*{_ENDS} + {_COPIES}",
+            bytes=f"min({_ROWS}*(3*K + 2*V)*e + 2*{_CHUNKS}*K*V*e + 3*{_KEPT}, {WINDOW} + B*H*T*(2*K + V)*e)"
+            f" + B*H*T*(2*V*e + K*4 + 12) + 2*{_STATES} + 2*{_ENDS} + {_PASSED_ON} + {_COPIES}",
         ),
     ],
     scaling=[Scaling("cuda", dim="T", at_most=1, case="narrow")],

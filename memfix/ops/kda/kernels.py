@@ -22,7 +22,7 @@ LOWEST_GATE = tl.constexpr(-1000.0)
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
-COUNTS = ("T", "NUM_CHUNKS", "H", "num_rows")
+COUNTS = ("T", "STRIDE", "NUM_CHUNKS", "H", "part_stride")
 """Arguments that Triton does not specialize: one kernel serves every length and number of heads. The alignment of rows
 follows from their width."""
 
@@ -35,15 +35,15 @@ def _place(H):
 
 
 @triton.jit
-def _tokens_of(slot, bounds, T, NUM_CHUNKS, C: tl.constexpr, PACKED: tl.constexpr):
+def _tokens_of(slot, bounds, T, STRIDE, NUM_CHUNKS, C: tl.constexpr, PACKED: tl.constexpr):
     """Return the first row of a chunk, and a mask of its rows that the sequence has."""
     if PACKED:
         first = tl.load(bounds + 2 * slot)
         end = tl.load(bounds + 2 * slot + 1)
     else:
         sequence, chunk = slot // NUM_CHUNKS, slot % NUM_CHUNKS
-        first = sequence * T + chunk * C
-        end = (sequence + 1) * T
+        first = sequence * STRIDE + chunk * C
+        end = sequence * STRIDE + T
     return first, tl.arange(0, C) < end - first
 
 
@@ -216,7 +216,7 @@ def _inverse(overlaps, dtype: tl.constexpr, C: tl.constexpr):
 @triton.jit(do_not_specialize=COUNTS)
 def prepare(
     q, k, v, g, beta, bounds, weights, values, queries, keys, scores, inverse, decay,
-    scale, T, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
+    scale, T, STRIDE, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     PACKED: tl.constexpr, KEEPS_INVERSE: tl.constexpr,
 ):  # fmt: skip
@@ -227,7 +227,7 @@ def prepare(
     K = FIXED_K if FIXED_K else K
     V = FIXED_V if FIXED_V else V
     slot, head = _place(H)
-    first, exists = _tokens_of(slot, bounds, T, NUM_CHUNKS, C, PACKED)
+    first, exists = _tokens_of(slot, bounds, T, STRIDE, NUM_CHUNKS, C, PACKED)
     row, chunk = first * H + head, slot * H + head
     dtype = weights.dtype.element_ty
     token = tl.arange(0, C)
@@ -296,7 +296,7 @@ def _block_of_state(H, K, V, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr):
 @triton.jit(do_not_specialize=COUNTS)
 def scan(
     weights, values, queries, keys, scores, decay, initial, final, out, bounds, first_chunk,
-    T, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
+    T, STRIDE, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, STAGES: tl.constexpr,
     PACKED: tl.constexpr, HAS_INITIAL: tl.constexpr,
 ):  # fmt: skip
@@ -316,7 +316,7 @@ def scan(
     begin, end = _chunks_of(sequence, first_chunk, NUM_CHUNKS, PACKED)
     for step in tl.range(0, end - begin, num_stages=STAGES):
         slot = begin + step
-        first, exists = _tokens_of(slot, bounds, T, NUM_CHUNKS, C, PACKED)
+        first, exists = _tokens_of(slot, bounds, T, STRIDE, NUM_CHUNKS, C, PACKED)
         row, chunk = first * H + head, slot * H + head
         weight_CK = _load_of_chunk(weights, chunk, at_k, K, C)
         value_CV = _load_of_chunk(values, chunk, at_v, V, C)
@@ -362,7 +362,7 @@ def _scan_forward(
 @triton.jit
 def _scan_backward(
     weights, queries, keys, scores, decay, grad_out, grad_final, grad_initial, grad_values, grad_states, bounds,
-    first_chunk, T, NUM_CHUNKS, H, K, V,
+    first_chunk, T, STRIDE, NUM_CHUNKS, H, K, V,
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, STAGES: tl.constexpr,
     PACKED: tl.constexpr, HAS_FINAL: tl.constexpr, WANTS_INITIAL: tl.constexpr,
 ):  # fmt: skip
@@ -377,7 +377,7 @@ def _scan_backward(
     begin, end = _chunks_of(sequence, first_chunk, NUM_CHUNKS, PACKED)
     for step in tl.range(0, end - begin, num_stages=STAGES):
         slot = end - 1 - step
-        first, exists = _tokens_of(slot, bounds, T, NUM_CHUNKS, C, PACKED)
+        first, exists = _tokens_of(slot, bounds, T, STRIDE, NUM_CHUNKS, C, PACKED)
         row, chunk = first * H + head, slot * H + head
         weight_CK = _load_of_chunk(weights, chunk, at_k, K, C)
         query_CK = _load_of_chunk(queries, chunk, at_k, K, C)
@@ -398,7 +398,7 @@ def _scan_backward(
 def scan_both_ways(
     weights, values, queries, keys, scores, decay, initial, states, grad_out, grad_final, grad_initial, grad_values,
     grad_states, bounds, first_chunk,
-    T, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
+    T, STRIDE, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, STAGES: tl.constexpr,
     PACKED: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_FINAL: tl.constexpr, WANTS_INITIAL: tl.constexpr,
 ):  # fmt: skip
@@ -413,7 +413,7 @@ def scan_both_ways(
     else:
         _scan_backward(
             weights, queries, keys, scores, decay, grad_out, grad_final, grad_initial, grad_values, grad_states,
-            bounds, first_chunk, T, NUM_CHUNKS, H, K, V,
+            bounds, first_chunk, T, STRIDE, NUM_CHUNKS, H, K, V,
             C, BLOCK_K, BLOCK_V, STAGES, PACKED, HAS_FINAL, WANTS_INITIAL,
         )  # fmt: skip
 
@@ -422,7 +422,7 @@ def scan_both_ways(
 @triton.jit(do_not_specialize=COUNTS)
 def gradients_of_pairs(
     v, beta, bounds, inverse, decay, values, grad_out, grad_values, grad_scores, grad_overlaps, grad_v, grad_beta,
-    scale, T, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
+    scale, T, STRIDE, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
     C: tl.constexpr, BLOCK_V: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of a chunk's scores, overlaps and values.
@@ -433,7 +433,7 @@ def gradients_of_pairs(
     K = FIXED_K if FIXED_K else K
     V = FIXED_V if FIXED_V else V
     slot, head = _place(H)
-    first, exists = _tokens_of(slot, bounds, T, NUM_CHUNKS, C, PACKED)
+    first, exists = _tokens_of(slot, bounds, T, STRIDE, NUM_CHUNKS, C, PACKED)
     row, chunk = first * H + head, slot * H + head
     dtype = inverse.dtype.element_ty
     token = tl.arange(0, C)
@@ -564,7 +564,7 @@ def _plus_decayed_pairs(
 def gradients_of_channels(
     q, k, g, beta, bounds, decay, values, states, grad_out, grad_values, grad_states, grad_scores, grad_overlaps,
     grad_q, grad_k, grad_g, grad_beta,
-    scale, num_rows, T, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
+    scale, part_stride, T, STRIDE, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     PACKED: tl.constexpr,
 ):  # fmt: skip
@@ -575,7 +575,7 @@ def gradients_of_channels(
     V = FIXED_V if FIXED_V else V
     slot, head = _place(H)
     block = tl.program_id(1)
-    first, exists = _tokens_of(slot, bounds, T, NUM_CHUNKS, C, PACKED)
+    first, exists = _tokens_of(slot, bounds, T, STRIDE, NUM_CHUNKS, C, PACKED)
     row, chunk = first * H + head, slot * H + head
     dtype = states.dtype.element_ty
     token = tl.arange(0, C)
@@ -619,4 +619,4 @@ def gradients_of_channels(
     _store(grad_q, row, exists, columns, grad_query + poison, K, H)
     _store(grad_k, row, exists, columns, grad_key + poison, K, H)
     _store(grad_g, row, exists, columns, grad_gate + poison, K, H)
-    tl.store(grad_beta + (1 + block) * num_rows * H + row + token * H, grad_strength + poison, mask=exists)
+    tl.store(grad_beta + (1 + block) * part_stride + row + token * H, grad_strength + poison, mask=exists)

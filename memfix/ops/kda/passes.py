@@ -5,19 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
 from ..derivatives import first_derivative_only
-from ..launches import num_tiles
-from .arguments import KdaOptions, KdaTensors, Outputs, Span, scale_of
-
-TOKENS_PER_CHUNK = 32
-"""Longer chunks would save states in backward and steps of the scan, but need products of 64 rows: see
-``memfix.ops.kernels.product``."""
+from .arguments import KdaOptions, KdaTensors, Outputs, scale_of
+from .windows import Chunks, Window, windows_of
 
 
 @dataclass(frozen=True)
@@ -28,57 +24,10 @@ class Passes:
     scan: Callable[[Terms, Chunks, torch.Tensor | None, torch.Tensor, torch.Tensor], torch.Tensor | None]
     """Returns the states between segments, from which a backward pass may start, or None."""
     scan_both_ways: Callable[[Terms, Chunks, Walk], None]
-    gradients: Callable[[tuple[torch.Tensor, ...], Chunks, Walk, Kept, float], tuple[torch.Tensor, ...]]
-    """Returns the gradients of q, k, v, g and beta."""
+    gradients: Callable[[tuple[torch.Tensor, ...], Chunks, Walk, Kept, float, Gradients], None]
+    new_beta_parts: Callable[[torch.Tensor, int], torch.Tensor]
+    """Allocates ``Gradients.beta_parts_PBTH`` for a beta and a width of keys."""
     bounds_growth: bool = False
-
-
-@dataclass(frozen=True)
-class Chunks:
-    """The chunks of all sequences in order; the sequences are equally long, or packed."""
-
-    num_heads: int
-    width_k: int
-    width_v: int
-    num_sequences: int
-    num_chunks: int
-    length: int
-    """Tokens of each sequence, or 0 if they are packed."""
-    chunk_size: int
-    """The chunk size that the caller asked for."""
-    bounds_N2: torch.Tensor | None = None
-    """For packed sequences: the first row of each chunk, and the row behind the last of its sequence."""
-    first_chunk_S1: torch.Tensor | None = None
-    """For packed sequences: the first chunk of each sequence, then the number of chunks."""
-
-    @staticmethod
-    def of(q_BTHK: torch.Tensor, v_BTHV: torch.Tensor, spans: Sequence[Span], chunk_size: int) -> Chunks:
-        batch, length, num_heads, width_k = q_BTHK.shape
-        sizes = num_heads, width_k, v_BTHV.shape[3]
-        if len(spans) == 1:
-            return Chunks(*sizes, batch, batch * num_tiles(length, TOKENS_PER_CHUNK), length, chunk_size)
-        bounds, first_chunk = [], [0]
-        for span in spans:
-            bounds += [(chunk.start, span.tokens.stop) for chunk in span.cut(TOKENS_PER_CHUNK)]
-            first_chunk.append(len(bounds))
-        tables = (torch.tensor(table, device=q_BTHK.device, dtype=torch.int64) for table in (bounds, first_chunk))
-        return Chunks(*sizes, len(spans), len(bounds), 0, chunk_size, *tables)
-
-    def empty(self, like: torch.Tensor, *size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Allocate a tensor of ``size`` for every chunk and head."""
-        return like.new_empty((self.num_chunks, self.num_heads, *size), dtype=dtype)
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """Arguments of every kernel: length and chunks of a sequence (0 if packed), heads, widths."""
-        chunks = num_tiles(self.length, TOKENS_PER_CHUNK)
-        return self.length, chunks, self.num_heads, self.width_k, self.width_v
-
-    @property
-    def constants(self) -> dict[str, Any]:
-        """Constexprs of every kernel. A width is compiled in if it is a power of two."""
-        fixed_k, fixed_v = (width if width & (width - 1) == 0 else 0 for width in (self.width_k, self.width_v))
-        return {"FIXED_K": fixed_k, "FIXED_V": fixed_v, "C": TOKENS_PER_CHUNK, "PACKED": self.length == 0}
 
 
 @dataclass(frozen=True)
@@ -100,25 +49,29 @@ class Terms:
         passes: Passes, inputs: tuple[torch.Tensor, ...], chunks: Chunks, scale: float, *, keeps_inverse: bool
     ) -> Terms:
         q_BTHK = inputs[0]
-        size_CK, size_CV = (TOKENS_PER_CHUNK, chunks.width_k), (TOKENS_PER_CHUNK, chunks.width_v)
-        size_CC = (TOKENS_PER_CHUNK, TOKENS_PER_CHUNK)
         terms = Terms(
-            chunks.empty(q_BTHK, *size_CK),
-            chunks.empty(q_BTHK, *size_CV),
-            chunks.empty(q_BTHK, *size_CK),
-            chunks.empty(q_BTHK, *size_CK),
-            chunks.empty(q_BTHK, *size_CC),
-            chunks.empty(q_BTHK, *size_CC) if keeps_inverse else None,
+            chunks.empty_rows(q_BTHK, chunks.width_k),
+            chunks.empty_rows(q_BTHK, chunks.width_v),
+            chunks.empty_rows(q_BTHK, chunks.width_k),
+            chunks.empty_rows(q_BTHK, chunks.width_k),
+            chunks.empty_pairs(q_BTHK),
+            chunks.empty_pairs(q_BTHK) if keeps_inverse else None,
             chunks.empty(q_BTHK, chunks.width_k, dtype=torch.float32),
             chunks.empty(q_BTHK, dtype=torch.float32) if passes.bounds_growth else None,
         )
-        passes.prepare(inputs, terms, chunks, scale)
+        if chunks.num_chunks:
+            passes.prepare(inputs, terms, chunks, scale)
         return terms
+
+    def kept(self) -> Kept:
+        assert self.inverse_NHCC is not None
+        nan_of_gates = self.decay_NHK if self.growth_NH is None else self.growth_NH
+        return Kept(self.inverse_NHCC, nan_of_gates, self.values_NHCV)
 
 
 @dataclass(frozen=True)
 class Walk:
-    """Arguments and results of a backward pass's scans through the chunks."""
+    """Arguments and results of a backward pass's scans through the chunks of a window."""
 
     initial_SHKV: torch.Tensor | None
     ends_GSHKV: torch.Tensor | None
@@ -133,6 +86,17 @@ class Walk:
     grad_values_NHCV: torch.Tensor
     """The gradient of what the chunks write, V'."""
 
+    @staticmethod
+    def of(terms: Terms, chunks: Chunks, *arguments: Any) -> Walk:
+        """Allocate the results beside the ``arguments``."""
+        states_NHVK = chunks.empty(terms.weights_NHCK, chunks.width_v, chunks.width_k)
+        results = {
+            "states_NHVK": states_NHVK,
+            "grad_states_NHVK": torch.empty_like(states_NHVK),
+            "grad_values_NHCV": torch.empty_like(terms.values_NHCV),
+        }
+        return Walk(*arguments, **results)
+
 
 class Kept(NamedTuple):
     """The terms that the gradients need after the scans."""
@@ -144,10 +108,38 @@ class Kept(NamedTuple):
     """V', with which the scans overwrote the values."""
 
 
+class Gradients(NamedTuple):
+    """Where the kernels store the gradients of the inputs."""
+
+    q_BTHK: torch.Tensor
+    k_BTHK: torch.Tensor
+    v_BTHV: torch.Tensor
+    g_BTHK: torch.Tensor
+    beta_parts_PBTH: torch.Tensor
+    """The gradient of beta is their sum over P."""
+
+    @staticmethod
+    def empty(passes: Passes, inputs: tuple[torch.Tensor, ...]) -> Gradients:
+        q_BTHK, k_BTHK, v_BTHV, g_BTHK = (torch.empty_like(tensor) for tensor in inputs[:4])
+        return Gradients(q_BTHK, k_BTHK, v_BTHV, g_BTHK, passes.new_beta_parts(inputs[4], q_BTHK.shape[3]))
+
+    def of(self, window: Window) -> Gradients:
+        if window.is_whole:
+            return self
+        q_BTHK, k_BTHK, v_BTHV, g_BTHK = window.of(*self[:4])
+        return Gradients(q_BTHK, k_BTHK, v_BTHV, g_BTHK, self.beta_parts_PBTH[:, window.batch, window.tokens])
+
+    def of_inputs(self, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        """Return the gradients of q, k, v, g and beta, the last in this dtype."""
+        parts_PBTH = self.beta_parts_PBTH
+        beta_BTH = parts_PBTH[0] if len(parts_PBTH) == 1 else parts_PBTH.sum(0)
+        return *self[:4], beta_BTH.to(dtype)
+
+
 def kda_by(passes: Passes, tensors: KdaTensors, options: KdaOptions) -> Outputs:
-    q_BTHK = tensors.q_BTHK
-    chunks = Chunks.of(q_BTHK, tensors.v_BTHV, tensors.spans, options.chunk_size)
-    given = (*tensors.inputs, tensors.initial_state_SHKV, chunks, scale_of(q_BTHK, options.scale), passes)
+    windows = windows_of(tensors, options.chunk_size)
+    scale = scale_of(tensors.q_BTHK, options.scale)
+    given = (*tensors.inputs, tensors.initial_state_SHKV, tensors.state_size, windows, scale, passes)
     out_BTHV, final_SHKV = _Kda.apply(*given)
     return out_BTHV, final_SHKV
 
@@ -157,42 +149,57 @@ class _Kda(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Outputs:
-        *inputs, initial_SHKV, chunks, scale, passes = given
-        ctx.chunks, ctx.scale, ctx.passes = chunks, scale, passes
+        *inputs, initial_SHKV, state_size, windows, scale, passes = given
+        ctx.windows, ctx.scale, ctx.passes = windows, scale, passes
         ctx.set_materialize_grads(False)
-        terms = Terms.of(passes, _dense(*inputs), chunks, scale, keeps_inverse=False)
+        dense, dense_initial_SHKV = _dense(*inputs), None if initial_SHKV is None else initial_SHKV.contiguous()
         out_BTHV = inputs[2].new_empty(inputs[2].shape)
-        size_SHKV = (chunks.num_sequences, chunks.num_heads, chunks.width_k, chunks.width_v)
-        final_SHKV = out_BTHV.new_empty(size_SHKV, dtype=torch.float32)
-        dense_initial_SHKV = None if initial_SHKV is None else initial_SHKV.contiguous()
-        ends_GSHKV = passes.scan(terms, chunks, dense_initial_SHKV, final_SHKV, out_BTHV)
-        ctx.save_for_backward(*inputs, initial_SHKV, ends_GSHKV)
+        final_SHKV = out_BTHV.new_empty(state_size, dtype=torch.float32)
+        starts, ends, last_SHKV = [], [], None
+        for window in windows:
+            first_SHKV = window.states_of(dense_initial_SHKV) if window.begins else last_SHKV
+            last_SHKV = window.states_of(final_SHKV) if window.ends else window.empty_states(final_SHKV)
+            terms = Terms.of(passes, window.of(*dense), window.chunks, scale, keeps_inverse=False)
+            ends.append(passes.scan(terms, window.chunks, first_SHKV, last_SHKV, *window.of(out_BTHV)))
+            starts.append(None if window.begins else first_SHKV)
+            del terms
+        ctx.save_for_backward(*inputs, initial_SHKV, *starts, *ends)
         return out_BTHV, final_SHKV
 
     @staticmethod
     @first_derivative_only("kda")
     def backward(ctx: Any, grad_out_BTHV: torch.Tensor | None, grad_final_SHKV: torch.Tensor | None) -> Any:
-        *inputs, initial_SHKV, ends_GSHKV = ctx.saved_tensors
+        saved, num_windows = ctx.saved_tensors, len(ctx.windows)
+        *inputs, initial_SHKV = saved[:6]
+        starts, ends = saved[6 : 6 + num_windows], saved[6 + num_windows :]
         inputs = _dense(*inputs)
-        chunks, scale = ctx.chunks, ctx.scale
         (grad_out_BTHV,) = _dense(torch.zeros_like(inputs[2]) if grad_out_BTHV is None else grad_out_BTHV)
         grad_final_SHKV = None if grad_final_SHKV is None else grad_final_SHKV.contiguous()
         grad_initial_SHKV = None
         if initial_SHKV is not None:
             initial_SHKV = initial_SHKV.contiguous()
             grad_initial_SHKV = torch.empty_like(initial_SHKV) if ctx.needs_input_grad[5] else None
-        terms = Terms.of(ctx.passes, inputs, chunks, scale, keeps_inverse=True)
-        states_NHVK = chunks.empty(terms.weights_NHCK, chunks.width_v, chunks.width_k)
-        walk = Walk(
-            initial_SHKV, ends_GSHKV, grad_out_BTHV, grad_final_SHKV, grad_initial_SHKV,
-            states_NHVK, torch.empty_like(states_NHVK), torch.empty_like(terms.values_NHCV),
-        )  # fmt: skip
-        ctx.passes.scan_both_ways(terms, chunks, walk)
-        assert terms.inverse_NHCC is not None
-        nan_of_gates = terms.decay_NHK if terms.growth_NH is None else terms.growth_NH
-        kept = Kept(terms.inverse_NHCC, nan_of_gates, terms.values_NHCV)
-        del terms  # frees the terms that ``kept`` leaves out, before the gradients are allocated
-        return *ctx.passes.gradients(inputs, chunks, walk, kept, scale), grad_initial_SHKV, None, None, None
+        gradients: Gradients | None = None
+        grad_first_SHKV = None
+        for window, start_SHKV, ends_GSHKV in reversed(list(zip(ctx.windows, starts, ends, strict=True))):
+            of_window = window.of(*inputs)
+            first_SHKV = window.states_of(initial_SHKV) if window.begins else start_SHKV
+            grad_last_SHKV = window.states_of(grad_final_SHKV) if window.ends else grad_first_SHKV
+            grad_first_SHKV = window.states_of(grad_initial_SHKV) if window.begins else torch.empty_like(start_SHKV)
+            terms = Terms.of(ctx.passes, of_window, window.chunks, ctx.scale, keeps_inverse=True)
+            (grad_out_of_window,) = window.of(grad_out_BTHV)
+            given = first_SHKV, ends_GSHKV, grad_out_of_window, grad_last_SHKV, grad_first_SHKV
+            walk = Walk.of(terms, window.chunks, *given)
+            ctx.passes.scan_both_ways(terms, window.chunks, walk)
+            kept = terms.kept()
+            del terms  # frees the terms that ``kept`` leaves out, before the gradients are allocated
+            if gradients is None:
+                gradients = Gradients.empty(ctx.passes, inputs)
+            if window.chunks.num_chunks:
+                ctx.passes.gradients(of_window, window.chunks, walk, kept, ctx.scale, gradients.of(window))
+            del walk, kept
+        assert gradients is not None
+        return *gradients.of_inputs(inputs[4].dtype), grad_initial_SHKV, None, None, None, None
 
 
 def _dense(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -17,7 +17,8 @@ import torch
 from ..dispatch import require_kernels
 from ..launches import launch, next_power_of_two, num_tiles
 from .arguments import KdaOptions, KdaTensors, Outputs, kda_form
-from .passes import Chunks, Kept, Passes, Terms, Walk, kda_by
+from .passes import Gradients, Kept, Passes, Terms, Walk, kda_by
+from .windows import Chunks
 from .wy import wy_kda
 
 WIDEST = 256
@@ -113,31 +114,35 @@ def _scan_both_ways(terms: Terms, chunks: Chunks, walk: Walk) -> None:
 
 
 def _gradients(
-    inputs: tuple[torch.Tensor, ...], chunks: Chunks, walk: Walk, kept: Kept, scale: float
-) -> tuple[torch.Tensor, ...]:
+    inputs: tuple[torch.Tensor, ...], chunks: Chunks, walk: Walk, kept: Kept, scale: float, gradients: Gradients
+) -> None:
     from . import kernels
 
     q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH = inputs
-    num_rows = q_BTHK.shape[0] * q_BTHK.shape[1]
-    num_blocks = num_tiles(chunks.width_k, CHANNELS.k)
+    parts_PBTH = gradients.beta_parts_PBTH
     grad_scores_NHCC, grad_overlaps_NHCC = torch.empty_like(kept.inverse_NHCC), torch.empty_like(kept.inverse_NHCC)
-    grad_q_BTHK, grad_k_BTHK, grad_v_BTHV, grad_g_BTHK = (torch.empty_like(tensor) for tensor in inputs[:4])
-    parts_PBTH = beta_BTH.new_empty((1 + num_blocks, *beta_BTH.shape), dtype=torch.float32)
     launch(
         kernels.gradients_of_pairs, (chunks.num_chunks * chunks.num_heads,),
         v_BTHV, beta_BTH, chunks.bounds_N2, *kept, walk.grad_out_BTHV,
-        walk.grad_values_NHCV, grad_scores_NHCC, grad_overlaps_NHCC, grad_v_BTHV, parts_PBTH, scale,
+        walk.grad_values_NHCV, grad_scores_NHCC, grad_overlaps_NHCC, gradients.v_BTHV, parts_PBTH, scale,
         *chunks.counts, **chunks.constants,
         BLOCK_V=PAIRS.v, num_warps=PAIRS.warps, num_stages=PAIRS.stages,
     )  # fmt: skip
     launch(
-        kernels.gradients_of_channels, (chunks.num_chunks * chunks.num_heads, num_blocks),
+        kernels.gradients_of_channels,
+        (chunks.num_chunks * chunks.num_heads, num_tiles(chunks.width_k, CHANNELS.k)),
         q_BTHK, k_BTHK, g_BTHK, beta_BTH, chunks.bounds_N2, kept.nan_of_gates, kept.values_NHCV, walk.states_NHVK,
         walk.grad_out_BTHV, walk.grad_values_NHCV, walk.grad_states_NHVK, grad_scores_NHCC, grad_overlaps_NHCC,
-        grad_q_BTHK, grad_k_BTHK, grad_g_BTHK, parts_PBTH, scale, num_rows, *chunks.counts, **chunks.constants,
+        gradients.q_BTHK, gradients.k_BTHK, gradients.g_BTHK, parts_PBTH, scale, parts_PBTH.stride(0),
+        *chunks.counts, **chunks.constants,
         BLOCK_K=CHANNELS.k, BLOCK_V=CHANNELS.v, num_warps=CHANNELS.warps, num_stages=CHANNELS.stages,
     )  # fmt: skip
-    return grad_q_BTHK, grad_k_BTHK, grad_v_BTHV, grad_g_BTHK, parts_PBTH.sum(0).to(beta_BTH.dtype)
 
 
-_PASSES = Passes(_prepare, _scan, _scan_both_ways, _gradients)
+def _new_beta_parts(beta_BTH: torch.Tensor, width_k: int) -> torch.Tensor:
+    """A part from the pairs of tokens, and one from each block of channels."""
+    num_parts = 1 + num_tiles(width_k, CHANNELS.k)
+    return beta_BTH.new_empty((num_parts, *beta_BTH.shape), dtype=torch.float32)
+
+
+_PASSES = Passes(_prepare, _scan, _scan_both_ways, _gradients, _new_beta_parts)

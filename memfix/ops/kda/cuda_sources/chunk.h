@@ -51,7 +51,7 @@ struct Chunk {
 };
 
 template <typename Bounds>
-__device__ Chunk chunk_of(Bounds bounds, int length, int chunks_per_sequence, int heads) {
+__device__ Chunk chunk_of(Bounds bounds, int length, int stride, int chunks_per_sequence, int heads) {
     // blocks that run at once take neighbouring heads, whose rows are adjacent in memory
     const unsigned slot = blockIdx.x / heads, head = blockIdx.x - slot * heads;
     long long first, end;
@@ -60,8 +60,9 @@ __device__ Chunk chunk_of(Bounds bounds, int length, int chunks_per_sequence, in
         end = bounds[2ll * slot + 1];
     } else {
         const unsigned sequence = slot / chunks_per_sequence;
-        first = (long long)sequence * length + (slot - sequence * chunks_per_sequence) * TOKENS;
-        end = (sequence + 1ll) * length;
+        const long long start = (long long)sequence * stride;
+        first = start + (slot - sequence * chunks_per_sequence) * TOKENS;
+        end = start + length;
     }
     return Chunk{first * heads + head, blockIdx.x, int(end - first < TOKENS ? end - first : TOKENS), heads};
 }

@@ -4,15 +4,15 @@
 extern "C" __global__ void kda_scan(
     const bfloat16* weights, const bfloat16* values, const bfloat16* queries, const bfloat16* keys, const bfloat16* scores,
     const float* decay, const float* growth, const float* initial, float* final, float* ends, int* ready, bfloat16* out,
-    const long long* bounds, const long long* first_chunk, int length, int chunks_per_sequence, int heads, int width_v) {
-    const SegmentScan<decltype(bounds)> scan(bounds, first_chunk, length, chunks_per_sequence, heads, width_v, blockIdx.z,
+    const long long* bounds, const long long* first_chunk, int length, int stride, int chunks_per_sequence, int heads, int width_v) {
+    const SegmentScan<decltype(bounds)> scan(bounds, first_chunk, length, stride, chunks_per_sequence, heads, width_v, blockIdx.z,
                                              gridDim.z);
     if (scan.is_empty()) return;
     const int lane = scan.lane;
     float state[WIDTH / 8][4] = {};
     int num_before = 0;
     if (!scan.is_first())
-        num_before = warm_up_or_await_state(state, scan, growth, ends, ready, scan.first, -1);
+        num_before = warm_up_or_await_state(state, scan, growth, initial, ends, ready, scan.first, -1);
     else if (is_not_null(initial))
         load_state(state, scan, initial, blockIdx.x);
     const auto copy = [&](unsigned stage, int step) {

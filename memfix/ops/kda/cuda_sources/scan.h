@@ -51,12 +51,12 @@ template <typename Decay> __device__ void copy_decay(unsigned stage, Decay decay
 // a segment joins several of forward's.
 template <typename Bounds> struct SegmentScan {
     Bounds bounds;
-    int length, heads, width_v, num_chunks, segment, joined, first, end, lane, r, q, value;
+    int length, stride, heads, width_v, num_chunks, segment, joined, first, end, lane, r, q, value;
     long long sequence, head, begin;
 
-    __device__ SegmentScan(Bounds bounds, Bounds first_chunk, int length, int chunks_per_sequence, int heads, int width_v,
+    __device__ SegmentScan(Bounds bounds, Bounds first_chunk, int length, int stride, int chunks_per_sequence, int heads, int width_v,
                    int segment, int num_segments, int joined = 1)
-        : bounds(bounds), length(length), heads(heads), width_v(width_v), segment(segment), joined(joined) {
+        : bounds(bounds), length(length), stride(stride), heads(heads), width_v(width_v), segment(segment), joined(joined) {
         lane = threadIdx.x & 31, r = lane >> 2, q = lane & 3;
         value = blockIdx.y * VALUES + 16 * (threadIdx.x >> 5);
         sequence = blockIdx.x / heads, head = blockIdx.x % heads;
@@ -71,7 +71,7 @@ template <typename Bounds> struct SegmentScan {
     __device__ long long chunk(int step) const { return (begin + step) * heads + head; }
     // returns the first token of a chunk, and sets how many tokens it has
     __device__ long long first_token(int step, int& num_tokens) const {
-        long long first = sequence * length + (long long)step * TOKENS, end = (sequence + 1) * length;
+        long long first = sequence * stride + (long long)step * TOKENS, end = sequence * stride + length;
         if (length == 0) first = bounds[2 * (begin + step)], end = bounds[2 * (begin + step) + 1];
         num_tokens = end - first < TOKENS ? int(end - first) : TOKENS;
         return first;
@@ -126,18 +126,36 @@ __device__ void store_state(Out to, const Scan& scan, long long number, const fl
 #pragma unroll
         for (int e = 0; e < 4; ++e) to[scan.state_at(number) + scan.element_at(n, e)] = state[n][e];
 }
-// returns how many chunks a block scans before its segment, which begins at from, and leaves the zeros in state; or awaits
-// and loads the state of the neighbouring segment, and returns 0
-template <typename Scan, typename Floats, typename States, typename Flags>
-__device__ int warm_up_or_await_state(float (&state)[WIDTH / 8][4], const Scan& scan, Floats growth, States states,
-                                      Flags ready, int from, int direction) {
+// whether the state with which the sequence begins in this direction has no NaN and no infinity in the block's values
+template <typename Scan, typename Given> __device__ bool begins_finite(const Scan& scan, Given given) {
+    if (!is_not_null(given)) return true;
+    float state[WIDTH / 8][4], probe = 0.0f;
+    load_state(state, scan, given, blockIdx.x);
+#pragma unroll
+    for (int n = 0; n < WIDTH / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) probe += state[n][e] * 0.0f;
+    const unsigned flag = start_of_shared();
+    if (threadIdx.x == 0) store_shared4(flag, 0u);
+    __syncthreads();
+    if (probe != probe) store_shared4(flag, 1u);
+    __syncthreads();
+    const bool is_finite = load_shared4(flag) == 0u;
+    __syncthreads();  // the chunks that are copied next overwrite the flag
+    return is_finite;
+}
+// returns how many chunks a block scans before its segment, which begins at from, from a state of zeros; or awaits and loads
+// the state of the neighbouring segment, and returns 0. given is the state with which the sequence begins: a NaN in it
+// reaches all segments
+template <typename Scan, typename Floats, typename Given, typename States, typename Flags>
+__device__ int warm_up_or_await_state(float (&state)[WIDTH / 8][4], const Scan& scan, Floats growth, Given given,
+                                      States states, Flags ready, int from, int direction) {
     const int num_before = scan.num_to_forget(growth, from + direction, direction);
-    if (num_before == 0) {
-        const int border = direction < 0 ? scan.segment - 1 : scan.segment;
-        acquire_flag(ready, scan.flag_of(border));
-        load_state(state, scan, states, scan.number_of(border));
-    }
-    return num_before;
+    if (num_before > 0 && begins_finite(scan, given)) return num_before;
+    const int border = direction < 0 ? scan.segment - 1 : scan.segment;
+    acquire_flag(ready, scan.flag_of(border));
+    load_state(state, scan, states, scan.number_of(border));
+    return 0;
 }
 
 // calls step(stage, chunk) for num_chunks chunks from `from` on, in this direction; copies the next chunks to the other

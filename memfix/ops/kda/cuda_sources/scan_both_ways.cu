@@ -60,7 +60,7 @@ __device__ void scan_backward(const Scan& scan, In weights, In queries, In keys,
     float grad[WIDTH / 8][4] = {};
     int num_before = 0;
     if (!scan.is_last())
-        num_before = warm_up_or_await_state(grad, scan, growth, grad_ends, ready, scan.end - 1, 1);
+        num_before = warm_up_or_await_state(grad, scan, growth, grad_final, grad_ends, ready, scan.end - 1, 1);
     else if (is_not_null(grad_final))
         load_state(grad, scan, grad_final, blockIdx.x);
     const auto copy = [&](unsigned stage, int step) {
@@ -113,10 +113,10 @@ extern "C" __global__ void kda_scan_both_ways(
     const float* decay, const float* growth, const float* initial, const float* ends, bfloat16* states,
     const bfloat16* grad_out, const float* grad_final, float* grad_initial, float* grad_ends, int* ready,
     bfloat16* grad_values, bfloat16* grad_states, const long long* bounds, const long long* first_chunk, int joined,
-    int length, int chunks_per_sequence, int heads, int width_v) {
+    int length, int stride, int chunks_per_sequence, int heads, int width_v) {
     const int num_segments = gridDim.z / 2, order = blockIdx.z / 2;
     const bool is_forward = blockIdx.z % 2 == 1;
-    const SegmentScan<decltype(bounds)> scan(bounds, first_chunk, length, chunks_per_sequence, heads, width_v,
+    const SegmentScan<decltype(bounds)> scan(bounds, first_chunk, length, stride, chunks_per_sequence, heads, width_v,
                                     is_forward ? order : num_segments - 1 - order, num_segments, joined);
     if (scan.is_empty()) return;
     if (is_forward)
