@@ -476,15 +476,26 @@ def _grown_keys(k: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.skipif(cannot_emulate() is not None, reason=str(cannot_emulate()))
 @pytest.mark.parametrize("V", [64, 96])
-@pytest.mark.parametrize("cuts", [None, [0, 5, 5, 170, 230]])
+@pytest.mark.parametrize(
+    ("cuts", "window_bytes"),
+    [(None, 1 << 30), (None, 192 << 10), ([0, 5, 5, 170, 230], 1 << 30), ([0, 5, 5, 170, 230], 192 << 10)],
+    ids=["whole", "in_parts", "packed", "packed_in_parts"],
+)
 @pytest.mark.parametrize(
     ("gates", "has_long_keys"), [((-0.02, 0.0), False), ((-9.0, -4.0), False), ((-1.0, -1.0), True)]
 )
 def test_segments_begin_as_if_the_sequence_was_whole(
-    monkeypatch: pytest.MonkeyPatch, gates: tuple[float, float], has_long_keys: bool, cuts: list[int] | None, V: int
+    monkeypatch: pytest.MonkeyPatch,
+    gates: tuple[float, float],
+    has_long_keys: bool,
+    cuts: list[int] | None,
+    window_bytes: int,
+    V: int,
 ) -> None:
     """Weak gates hand a state on, strong ones forget it, and long keys make it grow whatever the gates."""
-    monkeypatch.setattr(cuda, "JOINED_SEGMENTS", 1)
+    monkeypatch.setattr(cuda, "FEWER_SEGMENTS", 1)
+    monkeypatch.setattr(windows, "BYTES_AT_ONCE", window_bytes)
+    monkeypatch.setattr(windows, "TIMES_RESULTS", 0.0)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 230, 1, width, generator=generator) for width in (64, 64, V))
     g = torch.empty(1, 230, 1, 64).uniform_(*gates, generator=generator)
@@ -511,8 +522,9 @@ def test_segments_begin_as_if_the_sequence_was_whole(
 def test_a_nan_reaches_segments_that_have_forgotten_all_else(
     monkeypatch: pytest.MonkeyPatch, spoilt: int, at: int, window_bytes: int
 ) -> None:
-    monkeypatch.setattr(cuda, "JOINED_SEGMENTS", 1)
+    monkeypatch.setattr(cuda, "FEWER_SEGMENTS", 1)
     monkeypatch.setattr(windows, "BYTES_AT_ONCE", window_bytes)
+    monkeypatch.setattr(windows, "TIMES_RESULTS", 0.0)
     q, k, v = torch.randn(3, 1, 160, 1, 64).bfloat16()
     given = [q, k / 8, v, torch.full((1, 160, 1, 64), -9.0), torch.rand(1, 160, 1), torch.randn(1, 1, 64, 64)]
     given[spoilt].view(-1, 64)[at, 7] = torch.nan
@@ -542,9 +554,10 @@ def test_what_a_chunk_leaves_of_a_state_is_bounded_by_every_gate_and_every_key(l
         torch.empty_like(q).uniform_(least_gate, 0),
         torch.rand(1, 150, 1),
     )
-    chunks = Chunks(1, width, width, 1, 5, 150, 150, 8)
+    chunks = Chunks(1, width, width, 1, 5, 0, 150, 150, 8)
+    terms = Terms.empty(cuda._PASSES, given[0], chunks, keeps_inverse=False)
     with emulated():
-        terms = Terms.of(cuda._PASSES, given, chunks, 1.0, keeps_inverse=False)
+        cuda._PASSES.prepare(given, terms, chunks, 1.0)
     _, k, _, g, beta = (x.double()[0, :, 0] for x in given)
     longer = (1 - beta * k.square().sum(-1)).abs().clamp(min=1)
     exponent = F.pad(g.amax(-1) / math.log(2) + longer.log2(), (0, 10)).view(5, 32).sum(1)
@@ -573,7 +586,6 @@ def test_cuda_kernels_run_where_a_block_has_room_for_them(
 def test_few_long_sequences_are_cut_into_segments(
     batch: int, length: int, heads: int, forward: int, backward: int
 ) -> None:
-    chunks = Chunks(heads, 128, 128, batch, batch * length // 32, length, length, DEFAULT_CHUNK_SIZE)
-    passes = [cuda._Segments.of(chunks, torch.empty(0, device="meta"), joined) for joined in (1, cuda.JOINED_SEGMENTS)]
-    assert [segments.number for segments in passes] == [forward, backward]
-    assert [segments.number * segments.joined for segments in passes] == [forward, forward]
+    chunks = Chunks(heads, 128, 128, batch, batch * length // 32, 0, length, length, DEFAULT_CHUNK_SIZE)
+    assert cuda._num_segments(chunks) == forward
+    assert cuda._num_segments_both_ways(chunks) == backward

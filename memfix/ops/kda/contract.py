@@ -39,10 +39,21 @@ _TOKENS = f"{_KERNEL_CHUNKS}*32*e"
 _PAIRS = f"{_KERNEL_CHUNKS}*1024*e"
 _DECAYS = f"{_KERNEL_CHUNKS}*K*4"
 _COPIES = f"{_KERNEL_ROWS}*(3*K + V + 1)*e + {_STATES}"  # contiguous copies of the inputs
-WINDOW = "1.2*GiB"  # what the kernels keep of the chunks of a window
-SHARE = "(2*K*V + 96*K + 128*V)*e/GiB"  # of a window that a chunk takes; windows are at least half full
-_PASSED_ON = f"({_KERNEL_CHUNKS}*2*{SHARE}//1)*{_STATES}"  # states from window to window
 IN_FLOAT64 = "max(e - 4, 0)/4"  # 1 in float64, where ``triton`` uses the form ``wy``; else 0
+
+
+def in_window(rows: str, *, trains: bool) -> str:
+    """The most that the kernels keep of a window, by the rows of the call: more where the results take more."""
+    results = "(2*K + 2*V)*e + K*4" if trains else "V*e"
+    return f"1.2*max(0.375*GiB, {rows}*({results}))"
+
+
+def number_of_windows(chunks: str) -> str:
+    """The most windows of a call, but one: each is at least half full."""
+    return f"({chunks}*2*(2*K*V + 96*K + 128*V)*e//(0.375*GiB))"
+
+
+_PASSED_ON = f"{number_of_windows(_KERNEL_CHUNKS)}*{_STATES}"  # states from window to window
 
 _GATES = ("float32", "bfloat16")  # gates and strengths often stay float32 where the rest is 16-bit
 _ALL_GATES = {"values": LogUniform(-1000.0, -0.001), "sometimes": 0.0, "also_in": _GATES}
@@ -56,6 +67,7 @@ _TILES = ("PREPARE", "SCAN", "BOTH_WAYS", "PAIRS", "CHANNELS")
 _SMALL_TILES = {
     f"{__package__}.windows.TOKENS_PER_CHUNK": 16,
     f"{__package__}.windows.BYTES_AT_ONCE": 16 << 10,
+    f"{__package__}.windows.TIMES_RESULTS": 0.0,
     f"{_KERNELS}.WIDEST": 10,
     **{f"{_KERNELS}.{name}": Tiles(k=8, v=8, stages=2, warps=4) for name in _TILES},
 }
@@ -135,16 +147,17 @@ contract = Contract(
         Budget(
             "triton",
             phase="forward",
-            bytes=f"min({_TOKENS}*(3*K + V) + {_PAIRS} + {_DECAYS}, {WINDOW}) + {_KERNEL_ROWS}*V*e + {_STATES}"
-            f" + {_PASSED_ON} + {_COPIES} + {IN_FLOAT64}*({_WY_FORWARD})",
+            bytes=f"min({_TOKENS}*(3*K + V) + {_PAIRS} + {_DECAYS}, {in_window(_KERNEL_ROWS, trains=False)})"
+            f" + {_KERNEL_ROWS}*V*e + {_STATES} + {_PASSED_ON} + {_COPIES} + {IN_FLOAT64}*({_WY_FORWARD})",
         ),
         Budget("triton", phase="held", bytes=f"{_KERNEL_ROWS}*V*e + {_STATES} + {_PASSED_ON}"),
         Budget(
             "triton",
             phase="train",
             bytes=f"min({_TOKENS}*(3*K + 2*V) + 2*{_KERNEL_CHUNKS}*K*V*e + 3*{_PAIRS} + {_DECAYS},"
-            f" {WINDOW} + 3*{_KERNEL_ROWS}*(K + V)*e) + {_KERNEL_ROWS}*(2*V*e + 4*ceil_div(K, 64) + 12)"
-            f" + 2*{_STATES} + {_PASSED_ON} + {_COPIES} + {IN_FLOAT64}*({_WY_TRAIN})",
+            f" {in_window(_KERNEL_ROWS, trains=True)} + 3*{_KERNEL_ROWS}*(K + V)*e)"
+            f" + {_KERNEL_ROWS}*(2*V*e + 4*ceil_div(K, 64) + 12) + 2*{_STATES} + {_PASSED_ON}"
+            f" + {_COPIES} + {IN_FLOAT64}*({_WY_TRAIN})",
         ),
     ],
     scaling=[

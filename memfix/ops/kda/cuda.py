@@ -6,7 +6,7 @@ starts a few chunks before it from a zero state; elsewhere it waits for the stat
 on the growth of states decides this, not a guess: what is left out is less than 2^-40 of a state.
 """
 
-# S sequences, N chunks, C tokens of a chunk, G segments of a sequence but the last
+# S sequences, N chunks, C tokens of a chunk, G segments of a sequence but one
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import torch
 from ...cuda_kernels import CudaKernel
 from ..launches import largest_power_of_two, num_tiles
 from .arguments import KdaOptions, KdaTensors, Outputs, kda_form
-from .passes import Gradients, Kept, Passes, Terms, Walk, kda_by
+from .passes import Gradients, Kept, Passes, ScanStates, Terms, Walk, kda_by
 from .triton import triton_kda
 from .windows import TOKENS_PER_CHUNK, Chunks
 
@@ -30,9 +30,9 @@ STAGES_OF_SCAN = 3
 _SLOT, _ALIGNED_BYTES = 512, 1024  # as in the sources
 BLOCKS_AT_ONCE = 264
 """Thread blocks of a scan that fill an H200 (132 SMs, two blocks each)."""
-JOINED_SEGMENTS = 4
-"""Forward segments that a backward pass scans as one: it scans both ways at once, and is short of bandwidth. Forward
-cuts sequences only if there can be at least this many segments."""
+FEWER_SEGMENTS = 4
+"""Backward cuts sequences into so many times fewer segments than forward would: it scans both ways at once, and is
+short of bandwidth. Forward cuts sequences only if there can be at least this many segments."""
 LEAST_CHUNKS = 4
 """The length of the shortest segment, in chunks of the ``chunk_size`` that the caller asked for."""
 # compute capabilities; from 12.0 on a block has only 99 KiB of shared memory
@@ -96,45 +96,37 @@ def _is_supported(tensors: KdaTensors) -> bool:
 
 def _prepare(inputs: tuple[torch.Tensor, ...], terms: Terms, chunks: Chunks, scale: float) -> None:
     q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH = inputs
-    length, stride, per_sequence, *_ = chunks.counts
     kernel("prepare", chunks).launch(
         (chunks.num_chunks * chunks.num_heads,), (32,), q_BTHK, k_BTHK, v_BTHV, g_BTHK,
         *_wide_or_narrow(beta_BTH), chunks.bounds_N2,
         terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC,
         terms.inverse_NHCC, terms.decay_NHK, terms.growth_NH,
-        scale, length, stride, per_sequence, chunks.num_heads, chunks.width_v,
+        scale, *chunks.places, chunks.width_v,
         shared_bytes=(18 + chunks.width_k // 8) * _SLOT,
     )  # fmt: skip
 
 
-def _scan(
-    terms: Terms,
-    chunks: Chunks,
-    initial_SHKV: torch.Tensor | None,
-    final_SHKV: torch.Tensor,
-    out_BTHV: torch.Tensor,
-) -> torch.Tensor | None:
-    (length, stride, per_sequence, *_), segments = chunks.counts, _Segments.of(chunks, final_SHKV)
+def _scan(terms: Terms, chunks: Chunks, states: ScanStates, out_BTHV: torch.Tensor) -> None:
+    segments = _Segments.of(chunks, _num_segments(chunks), states.last_SHKV)
     kernel("scan", chunks).launch(
         (*segments.blocks, segments.number), segments.threads,
         terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC, terms.decay_NHK,
-        terms.growth_NH, initial_SHKV, final_SHKV, segments.ends_GSHKV, segments.ready,
+        terms.growth_NH, states.first_SHKV, states.last_SHKV, segments.ends_GSHKV, segments.ready, states.inner_GSHKV,
         out_BTHV, chunks.bounds_N2, chunks.first_chunk_S1,
-        length, stride, per_sequence, chunks.num_heads, chunks.width_v,
+        states.num_inner, *chunks.places, chunks.width_v,
         shared_bytes=STAGES_OF_SCAN * segments.stage_bytes,
     )  # fmt: skip
-    return segments.ends_GSHKV if segments.number > JOINED_SEGMENTS else None
 
 
 def _scan_both_ways(terms: Terms, chunks: Chunks, walk: Walk) -> None:
-    (length, stride, per_sequence, *_), segments = chunks.counts, _Segments.of(chunks, terms.decay_NHK, JOINED_SEGMENTS)
+    segments = _Segments.of(chunks, chunks.num_segments, terms.decay_NHK)
     kernel("scan_both_ways", chunks).launch(
         (*segments.blocks, 2 * segments.number), segments.threads,
         terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC, terms.decay_NHK,
-        terms.growth_NH, walk.initial_SHKV, walk.ends_GSHKV, walk.states_NHVK,
+        terms.growth_NH, walk.initial_SHKV, walk.inner_GSHKV, walk.states_NHVK,
         walk.grad_out_BTHV, walk.grad_final_SHKV, walk.grad_initial_SHKV, segments.ends_GSHKV, segments.ready,
         walk.grad_values_NHCV, walk.grad_states_NHVK, chunks.bounds_N2, chunks.first_chunk_S1,
-        segments.joined, length, stride, per_sequence, chunks.num_heads, chunks.width_v,
+        chunks.segment_chunks, *chunks.places, chunks.width_v,
         shared_bytes=stages_both_ways(chunks) * segments.stage_bytes
         + 2 * values_of_block(chunks.width_v) * chunks.width_k,
     )  # fmt: skip
@@ -145,8 +137,6 @@ class _Segments:
     """The segments of each sequence, which blocks scan in parallel, and the buffers in which they pass states on."""
 
     number: int
-    joined: int
-    """How many forward segments each of them has."""
     blocks: tuple[int, int]
     threads: tuple[int]
     stage_bytes: int
@@ -156,14 +146,12 @@ class _Segments:
     """A flag for each block whose state in ``ends_GSHKV`` is complete."""
 
     @staticmethod
-    def of(chunks: Chunks, like: torch.Tensor, joined: int = 1) -> _Segments:
+    def of(chunks: Chunks, number: int, like: torch.Tensor) -> _Segments:
         width_k, width_v, values = chunks.width_k, chunks.width_v, values_of_block(chunks.width_v)
         blocks = chunks.num_sequences * chunks.num_heads, width_v // values
-        num_cut = _num_segments(chunks)
-        number = max(1, num_cut // joined)
         num_bytes = 2 * TOKENS_PER_CHUNK * (3 * width_k + values + TOKENS_PER_CHUNK) + 4 * width_k
         stage_bytes = _ALIGNED_BYTES * num_tiles(num_bytes, _ALIGNED_BYTES)
-        sizes = number, num_cut // number, blocks, (2 * values,), stage_bytes
+        sizes = number, blocks, (2 * values,), stage_bytes
         if number == 1:
             return _Segments(*sizes)
         size_GSHKV = (number - 1, chunks.num_sequences, chunks.num_heads, width_k, width_v)
@@ -172,7 +160,7 @@ class _Segments:
 
 
 def _num_segments(chunks: Chunks) -> int:
-    """The number of segments of each sequence in forward: a power of two, so that a backward pass can join them."""
+    """The number of segments of each sequence in forward."""
     if not _may_be_cut(chunks):
         return 1
     num_tokens = TOKENS_PER_CHUNK * (chunks.num_chunks // chunks.num_sequences)
@@ -180,8 +168,12 @@ def _num_segments(chunks: Chunks) -> int:
     return largest_power_of_two(most)
 
 
+def _num_segments_both_ways(chunks: Chunks) -> int:
+    return max(1, _num_segments(chunks) // FEWER_SEGMENTS)
+
+
 def _may_be_cut(chunks: Chunks) -> bool:
-    return 0 < _num_blocks(chunks) * JOINED_SEGMENTS <= BLOCKS_AT_ONCE
+    return 0 < _num_blocks(chunks) * FEWER_SEGMENTS <= BLOCKS_AT_ONCE
 
 
 def _num_blocks(chunks: Chunks) -> int:
@@ -192,14 +184,13 @@ def _num_blocks(chunks: Chunks) -> int:
 def _gradients(
     inputs: tuple[torch.Tensor, ...], chunks: Chunks, walk: Walk, kept: Kept, scale: float, gradients: Gradients
 ) -> None:
-    (q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH), (length, stride, per_sequence, *_) = inputs, chunks.counts
+    q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH = inputs
     *wide, parts_PBTH = gradients
     kernel("gradients", chunks).launch(
         (chunks.num_chunks * chunks.num_heads,), (chunks.width_k,), q_BTHK, k_BTHK, v_BTHV, g_BTHK,
         *_wide_or_narrow(beta_BTH), chunks.bounds_N2, *kept,
         walk.states_NHVK, walk.grad_out_BTHV, walk.grad_values_NHCV, walk.grad_states_NHVK,
-        *wide, *_wide_or_narrow(parts_PBTH), scale,
-        length, stride, per_sequence, chunks.num_heads, chunks.width_v,
+        *wide, *_wide_or_narrow(parts_PBTH), scale, *chunks.places, chunks.width_v,
         shared_bytes=2 * TOKENS_PER_CHUNK * (4 * chunks.width_v + 3 * TOKENS_PER_CHUNK + 2)
         + _SLOT * chunks.width_k // 2,
     )  # fmt: skip
@@ -209,4 +200,6 @@ def _new_beta_parts(beta_BTH: torch.Tensor, width_k: int) -> torch.Tensor:
     return beta_BTH.new_empty((1, *beta_BTH.shape))
 
 
-_PASSES = Passes(_prepare, _scan, _scan_both_ways, _gradients, _new_beta_parts, bounds_growth=True)
+_PASSES = Passes(
+    _prepare, _scan, _scan_both_ways, _gradients, _new_beta_parts, _num_segments_both_ways, bounds_growth=True
+)

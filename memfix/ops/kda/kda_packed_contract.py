@@ -7,7 +7,7 @@ import torch
 from ...contract import BadInput, Contract, Cuts, Dim, TensorSpec, setting
 from ...laws import Budget, Scaling, Tolerance
 from ..bad_inputs import bad_chunk_sizes, not_integer
-from .contract import FORMS, IN_FLOAT64, SHARE, WINDOW, WY_ROW_FORWARD, WY_ROW_TRAIN, inputs
+from .contract import FORMS, IN_FLOAT64, WY_ROW_FORWARD, WY_ROW_TRAIN, in_window, inputs, number_of_windows
 from .naive import naive_kda
 
 _W = "max(e, 4)"
@@ -22,7 +22,7 @@ _WY_TRAIN = f"{_ROWS}*{WY_ROW_TRAIN} + 6*{_STATES} + {_PLACES}"
 _KERNEL_CHUNKS = "H*(T/32 + S)"
 _TOKENS = f"{_KERNEL_CHUNKS}*32*e"
 _COPIES = f"T*H*(3*K + V + 1)*e + {_STATES}"
-_PASSED_ON = f"({_KERNEL_CHUNKS}*2*{SHARE}//1)*H*K*V*4"  # states from window to window
+_PASSED_ON = f"{number_of_windows(_KERNEL_CHUNKS)}*H*K*V*4"  # states from window to window
 _PAIRS_AND_DECAYS = f"{_KERNEL_CHUNKS}*(1024*e + K*4 + 32) + KiB"
 
 contract = Contract(
@@ -62,14 +62,15 @@ contract = Contract(
         Budget(
             "triton",
             phase="forward",
-            bytes=f"min({_TOKENS}*(3*K + V) + {_PAIRS_AND_DECAYS}, {WINDOW}) + T*H*V*e + {_STATES} + {_COPIES}"
-            f" + {_PASSED_ON} + {IN_FLOAT64}*({_WY_FORWARD})",
+            bytes=f"min({_TOKENS}*(3*K + V) + {_PAIRS_AND_DECAYS}, {in_window('T*H', trains=False)})"
+            f" + T*H*V*e + {_STATES} + {_COPIES} + {_PASSED_ON} + {IN_FLOAT64}*({_WY_FORWARD})",
         ),
         Budget("triton", phase="held", bytes=f"T*H*V*e + {_STATES} + 32*(T + S) + {_PASSED_ON} + {IN_FLOAT64}*KiB"),
         Budget(
             "triton",
             phase="train",
-            bytes=f"min({_TOKENS}*(3*K + 2*V) + 2*{_KERNEL_CHUNKS}*K*V*e, {WINDOW} + 3*T*H*(K + V)*e)"
+            bytes=f"min({_TOKENS}*(3*K + 2*V) + 2*{_KERNEL_CHUNKS}*K*V*e,"
+            f" {in_window('T*H', trains=True)} + 3*T*H*(K + V)*e)"
             f" + T*H*(2*V*e + 4*ceil_div(K, 64) + 12) + 3*{_PAIRS_AND_DECAYS} + 2*{_STATES} + {_PASSED_ON}"
             f" + {_COPIES} + {IN_FLOAT64}*({_WY_TRAIN})",
         ),

@@ -9,18 +9,20 @@ import torch
 from ...contract import WIDE, Contract, Dim, Form
 from ...laws import Budget, Scaling, SpeedBudget, Tolerance
 from ..bad_inputs import bad_chunk_sizes, mixed, not_floating
-from .contract import ROUNDS_OPERANDS, SHARE, WINDOW, inputs
+from .contract import ROUNDS_OPERANDS, in_window, inputs, number_of_windows
 from .cuda import cuda_kda
 from .naive import naive_kda
 
 _CHUNKS = "B*H*ceil_div(T, 32)"
 _ROWS = f"{_CHUNKS}*32"
 _STATES = "B*H*K*V*4"
-_ENDS = f"{_STATES}*min(ceil_div(T, 32)*8//chunk_size, 16896//(B*H*V))"  # states between segments
+_SEGMENTS = "min(ceil_div(T, 32)*8//chunk_size, 16896//(B*H*V))"
+_ENDS = f"{_STATES}*{_SEGMENTS}"  # states between segments
 _KEPT = f"{_CHUNKS}*(2052 + K*4)"  # scores, decays and bounds on growth
-_PASSED_ON = f"({_CHUNKS}*2*{SHARE}//1)*({_STATES} + {_ENDS})"  # states from window to window
+# states with which the segments of all windows begin in backward, which has a fourth as many, but one
+_PASSED_ON = f"(({number_of_windows(_CHUNKS)} + 1)*max(1, {_SEGMENTS}//4) - 1)*{_STATES}"
 _COPIES = f"B*H*T*((3*K + V)*e + 4) + {_STATES}"  # contiguous copies of the inputs
-_SMALL_WINDOWS = {f"{__package__}.windows.BYTES_AT_ONCE": 384 << 10}
+_SMALL_WINDOWS = {f"{__package__}.windows.BYTES_AT_ONCE": 192 << 10, f"{__package__}.windows.TIMES_RESULTS": 0.0}
 FORMS = {
     "cuda": Form(cuda_kda, tolerance=ROUNDS_OPERANDS, has_kernels=True, language="cuda", compared_with=_SMALL_WINDOWS)
 }
@@ -61,14 +63,15 @@ contract = Contract(
         Budget(
             "cuda",
             phase="forward",
-            bytes=f"min({_ROWS}*(3*K + V)*e + {_KEPT}, {WINDOW}) + B*H*T*V*e"
-            f" + {_STATES} + {_ENDS} + {_PASSED_ON} + {_COPIES}",
+            bytes=f"min({_ROWS}*(3*K + V)*e + {_KEPT}, {in_window('B*H*T', trains=False)})"
+            f" + B*H*T*V*e + {_STATES} + {_ENDS} + {_PASSED_ON} + {_COPIES}",
         ),
         Budget("cuda", phase="held", bytes=f"B*H*T*V*e + {_STATES} + {_PASSED_ON}"),
         Budget(
             "cuda",
             phase="train",
-            bytes=f"min({_ROWS}*(3*K + 2*V)*e + 2*{_CHUNKS}*K*V*e + 3*{_KEPT}, {WINDOW} + B*H*T*(2*K + V)*e)"
+            bytes=f"min({_ROWS}*(3*K + 2*V)*e + 2*{_CHUNKS}*K*V*e + 3*{_KEPT},"
+            f" {in_window('B*H*T', trains=True)} + B*H*T*(2*K + V)*e)"
             f" + B*H*T*(2*V*e + K*4 + 12) + 2*{_STATES} + 2*{_ENDS} + {_PASSED_ON} + {_COPIES}",
         ),
     ],

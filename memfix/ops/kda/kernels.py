@@ -22,7 +22,7 @@ LOWEST_GATE = tl.constexpr(-1000.0)
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
-COUNTS = ("T", "STRIDE", "NUM_CHUNKS", "H", "part_stride")
+COUNTS = ("NUM_INNER", "START", "T", "STRIDE", "NUM_CHUNKS", "H", "part_stride")
 """Arguments that Triton does not specialize: one kernel serves every length and number of heads. The alignment of rows
 follows from their width."""
 
@@ -35,15 +35,15 @@ def _place(H):
 
 
 @triton.jit
-def _tokens_of(slot, bounds, T, STRIDE, NUM_CHUNKS, C: tl.constexpr, PACKED: tl.constexpr):
+def _tokens_of(slot, bounds, START, T, STRIDE, NUM_CHUNKS, C: tl.constexpr, PACKED: tl.constexpr):
     """Return the first row of a chunk, and a mask of its rows that the sequence has."""
     if PACKED:
         first = tl.load(bounds + 2 * slot)
         end = tl.load(bounds + 2 * slot + 1)
     else:
         sequence, chunk = slot // NUM_CHUNKS, slot % NUM_CHUNKS
-        first = sequence * STRIDE + chunk * C
-        end = sequence * STRIDE + T
+        start = START + sequence * STRIDE
+        first, end = start + chunk * C, start + T
     return first, tl.arange(0, C) < end - first
 
 
@@ -216,7 +216,7 @@ def _inverse(overlaps, dtype: tl.constexpr, C: tl.constexpr):
 @triton.jit(do_not_specialize=COUNTS)
 def prepare(
     q, k, v, g, beta, bounds, weights, values, queries, keys, scores, inverse, decay,
-    scale, T, STRIDE, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
+    scale, START, T, STRIDE, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     PACKED: tl.constexpr, KEEPS_INVERSE: tl.constexpr,
 ):  # fmt: skip
@@ -227,7 +227,7 @@ def prepare(
     K = FIXED_K if FIXED_K else K
     V = FIXED_V if FIXED_V else V
     slot, head = _place(H)
-    first, exists = _tokens_of(slot, bounds, T, STRIDE, NUM_CHUNKS, C, PACKED)
+    first, exists = _tokens_of(slot, bounds, START, T, STRIDE, NUM_CHUNKS, C, PACKED)
     row, chunk = first * H + head, slot * H + head
     dtype = weights.dtype.element_ty
     token = tl.arange(0, C)
@@ -295,13 +295,13 @@ def _block_of_state(H, K, V, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr):
 
 @triton.jit(do_not_specialize=COUNTS)
 def scan(
-    weights, values, queries, keys, scores, decay, initial, final, out, bounds, first_chunk,
-    T, STRIDE, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
+    weights, values, queries, keys, scores, decay, initial, final, inner, out, bounds, first_chunk,
+    NUM_INNER, START, T, STRIDE, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, STAGES: tl.constexpr,
-    PACKED: tl.constexpr, HAS_INITIAL: tl.constexpr,
+    PACKED: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_INNER: tl.constexpr,
 ):  # fmt: skip
     """Compute the output and the final state; a program takes a block of values through the chunks of a sequence and
-    head.
+    head. With ``HAS_INNER`` store the states that cut the sequence into ``NUM_INNER`` + 1 equal pieces.
 
     The state is transposed, values by channels, as are the factors of its products: see ``product``.
     """
@@ -314,9 +314,10 @@ def scan(
     if HAS_INITIAL:
         state_VK += tl.load(initial + of_sequence, mask=in_state, other=0.0)
     begin, end = _chunks_of(sequence, first_chunk, NUM_CHUNKS, PACKED)
+    apart = tl.maximum(tl.cdiv(end - begin, NUM_INNER + 1), 1)
     for step in tl.range(0, end - begin, num_stages=STAGES):
         slot = begin + step
-        first, exists = _tokens_of(slot, bounds, T, STRIDE, NUM_CHUNKS, C, PACKED)
+        first, exists = _tokens_of(slot, bounds, START, T, STRIDE, NUM_CHUNKS, C, PACKED)
         row, chunk = first * H + head, slot * H + head
         weight_CK = _load_of_chunk(weights, chunk, at_k, K, C)
         value_CV = _load_of_chunk(values, chunk, at_v, V, C)
@@ -329,6 +330,10 @@ def scan(
         answer_VC = product(narrow_VK, tl.trans(query_CK)) + product(new_VC, tl.trans(score_CC))
         _store(out, row, exists, at_v, tl.trans(answer_VC), V, H)
         state_VK = state_VK * kept[None, :] + product(new_VC, key_CK)
+        if HAS_INNER:
+            is_inner = ((step + 1) % apart == 0) & (step + 1 < end - begin)
+            at = (step // apart).to(tl.int64) * tl.num_programs(0) * (K * V)
+            tl.store(inner + at + of_sequence, state_VK, mask=in_state & is_inner)
     tl.store(final + of_sequence, state_VK, mask=in_state)
 
 
@@ -362,7 +367,7 @@ def _scan_forward(
 @triton.jit
 def _scan_backward(
     weights, queries, keys, scores, decay, grad_out, grad_final, grad_initial, grad_values, grad_states, bounds,
-    first_chunk, T, STRIDE, NUM_CHUNKS, H, K, V,
+    first_chunk, START, T, STRIDE, NUM_CHUNKS, H, K, V,
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, STAGES: tl.constexpr,
     PACKED: tl.constexpr, HAS_FINAL: tl.constexpr, WANTS_INITIAL: tl.constexpr,
 ):  # fmt: skip
@@ -377,7 +382,7 @@ def _scan_backward(
     begin, end = _chunks_of(sequence, first_chunk, NUM_CHUNKS, PACKED)
     for step in tl.range(0, end - begin, num_stages=STAGES):
         slot = end - 1 - step
-        first, exists = _tokens_of(slot, bounds, T, STRIDE, NUM_CHUNKS, C, PACKED)
+        first, exists = _tokens_of(slot, bounds, START, T, STRIDE, NUM_CHUNKS, C, PACKED)
         row, chunk = first * H + head, slot * H + head
         weight_CK = _load_of_chunk(weights, chunk, at_k, K, C)
         query_CK = _load_of_chunk(queries, chunk, at_k, K, C)
@@ -398,7 +403,7 @@ def _scan_backward(
 def scan_both_ways(
     weights, values, queries, keys, scores, decay, initial, states, grad_out, grad_final, grad_initial, grad_values,
     grad_states, bounds, first_chunk,
-    T, STRIDE, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
+    START, T, STRIDE, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, STAGES: tl.constexpr,
     PACKED: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_FINAL: tl.constexpr, WANTS_INITIAL: tl.constexpr,
 ):  # fmt: skip
@@ -413,7 +418,7 @@ def scan_both_ways(
     else:
         _scan_backward(
             weights, queries, keys, scores, decay, grad_out, grad_final, grad_initial, grad_values, grad_states,
-            bounds, first_chunk, T, STRIDE, NUM_CHUNKS, H, K, V,
+            bounds, first_chunk, START, T, STRIDE, NUM_CHUNKS, H, K, V,
             C, BLOCK_K, BLOCK_V, STAGES, PACKED, HAS_FINAL, WANTS_INITIAL,
         )  # fmt: skip
 
@@ -422,7 +427,7 @@ def scan_both_ways(
 @triton.jit(do_not_specialize=COUNTS)
 def gradients_of_pairs(
     v, beta, bounds, inverse, decay, values, grad_out, grad_values, grad_scores, grad_overlaps, grad_v, grad_beta,
-    scale, T, STRIDE, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
+    scale, START, T, STRIDE, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
     C: tl.constexpr, BLOCK_V: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of a chunk's scores, overlaps and values.
@@ -433,7 +438,7 @@ def gradients_of_pairs(
     K = FIXED_K if FIXED_K else K
     V = FIXED_V if FIXED_V else V
     slot, head = _place(H)
-    first, exists = _tokens_of(slot, bounds, T, STRIDE, NUM_CHUNKS, C, PACKED)
+    first, exists = _tokens_of(slot, bounds, START, T, STRIDE, NUM_CHUNKS, C, PACKED)
     row, chunk = first * H + head, slot * H + head
     dtype = inverse.dtype.element_ty
     token = tl.arange(0, C)
@@ -564,7 +569,7 @@ def _plus_decayed_pairs(
 def gradients_of_channels(
     q, k, g, beta, bounds, decay, values, states, grad_out, grad_values, grad_states, grad_scores, grad_overlaps,
     grad_q, grad_k, grad_g, grad_beta,
-    scale, part_stride, T, STRIDE, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
+    scale, part_stride, START, T, STRIDE, NUM_CHUNKS, H, K, V, FIXED_K: tl.constexpr, FIXED_V: tl.constexpr,
     C: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     PACKED: tl.constexpr,
 ):  # fmt: skip
@@ -575,7 +580,7 @@ def gradients_of_channels(
     V = FIXED_V if FIXED_V else V
     slot, head = _place(H)
     block = tl.program_id(1)
-    first, exists = _tokens_of(slot, bounds, T, STRIDE, NUM_CHUNKS, C, PACKED)
+    first, exists = _tokens_of(slot, bounds, START, T, STRIDE, NUM_CHUNKS, C, PACKED)
     row, chunk = first * H + head, slot * H + head
     dtype = states.dtype.element_ty
     token = tl.arange(0, C)

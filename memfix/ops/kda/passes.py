@@ -1,11 +1,11 @@
 """What the forms ``triton`` and ``cuda`` share: the autograd function, and the tensors that its passes exchange."""
 
 # B batch, T tokens, H heads, K key width, V value width, S sequences, N chunks of all sequences, C tokens of a chunk,
-# G segments of a sequence but the last
+# G segments of a sequence in a backward pass, but the first
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,12 +21,13 @@ class Passes:
     """The launches in which the forms ``triton`` and ``cuda`` differ; they share the rest."""
 
     prepare: Callable[[tuple[torch.Tensor, ...], Terms, Chunks, float], None]
-    scan: Callable[[Terms, Chunks, torch.Tensor | None, torch.Tensor, torch.Tensor], torch.Tensor | None]
-    """Returns the states between segments, from which a backward pass may start, or None."""
+    scan: Callable[[Terms, Chunks, ScanStates, torch.Tensor], None]
     scan_both_ways: Callable[[Terms, Chunks, Walk], None]
     gradients: Callable[[tuple[torch.Tensor, ...], Chunks, Walk, Kept, float, Gradients], None]
     new_beta_parts: Callable[[torch.Tensor, int], torch.Tensor]
     """Allocates ``Gradients.beta_parts_PBTH`` for a beta and a width of keys."""
+    num_segments: Callable[[Chunks], int]
+    """In how many segments a backward pass scans each sequence."""
     bounds_growth: bool = False
 
 
@@ -45,23 +46,17 @@ class Terms:
     """An upper bound on the factor by which a chunk scales the length of a state, as an exponent of 2."""
 
     @staticmethod
-    def of(
-        passes: Passes, inputs: tuple[torch.Tensor, ...], chunks: Chunks, scale: float, *, keeps_inverse: bool
-    ) -> Terms:
-        q_BTHK = inputs[0]
-        terms = Terms(
-            chunks.empty_rows(q_BTHK, chunks.width_k),
-            chunks.empty_rows(q_BTHK, chunks.width_v),
-            chunks.empty_rows(q_BTHK, chunks.width_k),
-            chunks.empty_rows(q_BTHK, chunks.width_k),
-            chunks.empty_pairs(q_BTHK),
-            chunks.empty_pairs(q_BTHK) if keeps_inverse else None,
-            chunks.empty(q_BTHK, chunks.width_k, dtype=torch.float32),
-            chunks.empty(q_BTHK, dtype=torch.float32) if passes.bounds_growth else None,
+    def empty(passes: Passes, like: torch.Tensor, chunks: Chunks, *, keeps_inverse: bool) -> Terms:
+        return Terms(
+            chunks.empty_rows(like, chunks.width_k),
+            chunks.empty_rows(like, chunks.width_v),
+            chunks.empty_rows(like, chunks.width_k),
+            chunks.empty_rows(like, chunks.width_k),
+            chunks.empty_pairs(like),
+            chunks.empty_pairs(like) if keeps_inverse else None,
+            chunks.empty(like, chunks.width_k, dtype=torch.float32),
+            chunks.empty(like, dtype=torch.float32) if passes.bounds_growth else None,
         )
-        if chunks.num_chunks:
-            passes.prepare(inputs, terms, chunks, scale)
-        return terms
 
     def kept(self) -> Kept:
         assert self.inverse_NHCC is not None
@@ -69,13 +64,25 @@ class Terms:
         return Kept(self.inverse_NHCC, nan_of_gates, self.values_NHCV)
 
 
+class ScanStates(NamedTuple):
+    """The states of a forward scan: the first, those with which a backward pass's segments begin, and the last."""
+
+    first_SHKV: torch.Tensor | None
+    inner_GSHKV: torch.Tensor | None
+    last_SHKV: torch.Tensor
+
+    @property
+    def num_inner(self) -> int:
+        return 0 if self.inner_GSHKV is None else len(self.inner_GSHKV)
+
+
 @dataclass(frozen=True)
 class Walk:
     """Arguments and results of a backward pass's scans through the chunks of a window."""
 
     initial_SHKV: torch.Tensor | None
-    ends_GSHKV: torch.Tensor | None
-    """The states at the ends of the segments that forward cut sequences into."""
+    inner_GSHKV: torch.Tensor | None
+    """The states with which segments begin, without the first."""
     grad_out_BTHV: torch.Tensor
     grad_final_SHKV: torch.Tensor | None
     grad_initial_SHKV: torch.Tensor | None
@@ -87,15 +94,10 @@ class Walk:
     """The gradient of what the chunks write, V'."""
 
     @staticmethod
-    def of(terms: Terms, chunks: Chunks, *arguments: Any) -> Walk:
-        """Allocate the results beside the ``arguments``."""
+    def empty_results(terms: Terms, chunks: Chunks) -> tuple[torch.Tensor, ...]:
+        """Allocate the results: the last three fields."""
         states_NHVK = chunks.empty(terms.weights_NHCK, chunks.width_v, chunks.width_k)
-        results = {
-            "states_NHVK": states_NHVK,
-            "grad_states_NHVK": torch.empty_like(states_NHVK),
-            "grad_values_NHCV": torch.empty_like(terms.values_NHCV),
-        }
-        return Walk(*arguments, **results)
+        return states_NHVK, torch.empty_like(states_NHVK), torch.empty_like(terms.values_NHCV)
 
 
 class Kept(NamedTuple):
@@ -123,12 +125,6 @@ class Gradients(NamedTuple):
         q_BTHK, k_BTHK, v_BTHV, g_BTHK = (torch.empty_like(tensor) for tensor in inputs[:4])
         return Gradients(q_BTHK, k_BTHK, v_BTHV, g_BTHK, passes.new_beta_parts(inputs[4], q_BTHK.shape[3]))
 
-    def of(self, window: Window) -> Gradients:
-        if window.is_whole:
-            return self
-        q_BTHK, k_BTHK, v_BTHV, g_BTHK = window.of(*self[:4])
-        return Gradients(q_BTHK, k_BTHK, v_BTHV, g_BTHK, self.beta_parts_PBTH[:, window.batch, window.tokens])
-
     def of_inputs(self, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
         """Return the gradients of q, k, v, g and beta, the last in this dtype."""
         parts_PBTH = self.beta_parts_PBTH
@@ -137,7 +133,7 @@ class Gradients(NamedTuple):
 
 
 def kda_by(passes: Passes, tensors: KdaTensors, options: KdaOptions) -> Outputs:
-    windows = windows_of(tensors, options.chunk_size)
+    windows = windows_of(tensors, options.chunk_size, passes.num_segments)
     scale = scale_of(tensors.q_BTHK, options.scale)
     given = (*tensors.inputs, tensors.initial_state_SHKV, tensors.state_size, windows, scale, passes)
     out_BTHV, final_SHKV = _Kda.apply(*given)
@@ -155,15 +151,18 @@ class _Kda(torch.autograd.Function):
         dense, dense_initial_SHKV = _dense(*inputs), None if initial_SHKV is None else initial_SHKV.contiguous()
         out_BTHV = inputs[2].new_empty(inputs[2].shape)
         final_SHKV = out_BTHV.new_empty(state_size, dtype=torch.float32)
-        starts, ends, last_SHKV = [], [], None
+        terms = Terms.empty(passes, out_BTHV, _largest(windows), keeps_inverse=False)
+        starts, inners, last_SHKV = [], [], None
         for window in windows:
             first_SHKV = window.states_of(dense_initial_SHKV) if window.begins else last_SHKV
             last_SHKV = window.states_of(final_SHKV) if window.ends else window.empty_states(final_SHKV)
-            terms = Terms.of(passes, window.of(*dense), window.chunks, scale, keeps_inverse=False)
-            ends.append(passes.scan(terms, window.chunks, first_SHKV, last_SHKV, *window.of(out_BTHV)))
+            inner_GSHKV = window.empty_inner(final_SHKV)
+            if window.chunks.num_chunks:
+                passes.prepare(dense, terms, window.chunks, scale)
+            passes.scan(terms, window.chunks, ScanStates(first_SHKV, inner_GSHKV, last_SHKV), out_BTHV)
             starts.append(None if window.begins else first_SHKV)
-            del terms
-        ctx.save_for_backward(*inputs, initial_SHKV, *starts, *ends)
+            inners.append(inner_GSHKV)
+        ctx.save_for_backward(*inputs, initial_SHKV, *starts, *inners)
         return out_BTHV, final_SHKV
 
     @staticmethod
@@ -171,7 +170,7 @@ class _Kda(torch.autograd.Function):
     def backward(ctx: Any, grad_out_BTHV: torch.Tensor | None, grad_final_SHKV: torch.Tensor | None) -> Any:
         saved, num_windows = ctx.saved_tensors, len(ctx.windows)
         *inputs, initial_SHKV = saved[:6]
-        starts, ends = saved[6 : 6 + num_windows], saved[6 + num_windows :]
+        starts, inners = saved[6 : 6 + num_windows], saved[6 + num_windows :]
         inputs = _dense(*inputs)
         (grad_out_BTHV,) = _dense(torch.zeros_like(inputs[2]) if grad_out_BTHV is None else grad_out_BTHV)
         grad_final_SHKV = None if grad_final_SHKV is None else grad_final_SHKV.contiguous()
@@ -179,27 +178,39 @@ class _Kda(torch.autograd.Function):
         if initial_SHKV is not None:
             initial_SHKV = initial_SHKV.contiguous()
             grad_initial_SHKV = torch.empty_like(initial_SHKV) if ctx.needs_input_grad[5] else None
+        parts = [
+            part
+            for window, start_SHKV, inner_GSHKV in zip(ctx.windows, starts, inners, strict=True)
+            for part in window.parts_with_states(
+                window.states_of(initial_SHKV) if window.begins else start_SHKV, inner_GSHKV
+            )
+        ]
+        largest = _largest([window for window, *_ in parts])
+        terms = Terms.empty(ctx.passes, inputs[0], largest, keeps_inverse=True)
+        results, kept = Walk.empty_results(terms, largest), terms.kept()
         gradients: Gradients | None = None
         grad_first_SHKV = None
-        for window, start_SHKV, ends_GSHKV in reversed(list(zip(ctx.windows, starts, ends, strict=True))):
-            of_window = window.of(*inputs)
-            first_SHKV = window.states_of(initial_SHKV) if window.begins else start_SHKV
+        while parts:
+            window, first_SHKV, inner_GSHKV = parts.pop()
             grad_last_SHKV = window.states_of(grad_final_SHKV) if window.ends else grad_first_SHKV
-            grad_first_SHKV = window.states_of(grad_initial_SHKV) if window.begins else torch.empty_like(start_SHKV)
-            terms = Terms.of(ctx.passes, of_window, window.chunks, ctx.scale, keeps_inverse=True)
-            (grad_out_of_window,) = window.of(grad_out_BTHV)
-            given = first_SHKV, ends_GSHKV, grad_out_of_window, grad_last_SHKV, grad_first_SHKV
-            walk = Walk.of(terms, window.chunks, *given)
+            grad_first_SHKV = window.states_of(grad_initial_SHKV) if window.begins else torch.empty_like(first_SHKV)
+            walk = Walk(first_SHKV, inner_GSHKV, grad_out_BTHV, grad_last_SHKV, grad_first_SHKV, *results)
+            if window.chunks.num_chunks:
+                ctx.passes.prepare(inputs, terms, window.chunks, ctx.scale)
             ctx.passes.scan_both_ways(terms, window.chunks, walk)
-            kept = terms.kept()
-            del terms  # frees the terms that ``kept`` leaves out, before the gradients are allocated
+            if not parts:
+                del terms  # those that ``kept`` leaves out; in their place a call of one part allocates the gradients
             if gradients is None:
                 gradients = Gradients.empty(ctx.passes, inputs)
             if window.chunks.num_chunks:
-                ctx.passes.gradients(of_window, window.chunks, walk, kept, ctx.scale, gradients.of(window))
-            del walk, kept
+                ctx.passes.gradients(inputs, window.chunks, walk, kept, ctx.scale, gradients)
+        del walk, results, kept
         assert gradients is not None
         return *gradients.of_inputs(inputs[4].dtype), grad_initial_SHKV, None, None, None, None
+
+
+def _largest(windows: Sequence[Window]) -> Chunks:
+    return max((window.chunks for window in windows), key=lambda chunks: chunks.num_chunks)
 
 
 def _dense(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -17,7 +17,7 @@ import torch
 from ..dispatch import require_kernels
 from ..launches import launch, next_power_of_two, num_tiles
 from .arguments import KdaOptions, KdaTensors, Outputs, kda_form
-from .passes import Gradients, Kept, Passes, Terms, Walk, kda_by
+from .passes import Gradients, Kept, Passes, ScanStates, Terms, Walk, kda_by
 from .windows import Chunks
 from .wy import wy_kda
 
@@ -73,27 +73,22 @@ def _prepare(inputs: tuple[torch.Tensor, ...], terms: Terms, chunks: Chunks, sca
     launch(
         kernels.prepare, (chunks.num_chunks * chunks.num_heads,), *inputs, chunks.bounds_N2,
         terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC,
-        terms.inverse_NHCC, terms.decay_NHK, scale, *chunks.counts, **chunks.constants,
+        terms.inverse_NHCC, terms.decay_NHK, scale, *chunks.places, chunks.width_k, chunks.width_v, **chunks.constants,
         BLOCK_K=PREPARE.k, BLOCK_V=PREPARE.v, KEEPS_INVERSE=terms.inverse_NHCC is not None,
         num_warps=PREPARE.warps, num_stages=PREPARE.stages,
     )  # fmt: skip
 
 
-def _scan(
-    terms: Terms,
-    chunks: Chunks,
-    initial_SHKV: torch.Tensor | None,
-    final_SHKV: torch.Tensor,
-    out_BTHV: torch.Tensor,
-) -> None:
+def _scan(terms: Terms, chunks: Chunks, states: ScanStates, out_BTHV: torch.Tensor) -> None:
     from . import kernels
 
     launch(
         kernels.scan, (chunks.num_sequences * chunks.num_heads, num_tiles(chunks.width_v, SCAN.v)),
         terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC, terms.decay_NHK,
-        initial_SHKV, final_SHKV, out_BTHV, chunks.bounds_N2, chunks.first_chunk_S1,
-        *chunks.counts, **chunks.constants, **_all_channels(chunks, SCAN, out_BTHV.element_size()),
-        HAS_INITIAL=initial_SHKV is not None,
+        states.first_SHKV, states.last_SHKV, states.inner_GSHKV, out_BTHV, chunks.bounds_N2, chunks.first_chunk_S1,
+        states.num_inner, *chunks.places, chunks.width_k, chunks.width_v, **chunks.constants,
+        **_all_channels(chunks, SCAN, out_BTHV.element_size()),
+        HAS_INITIAL=states.first_SHKV is not None, HAS_INNER=states.inner_GSHKV is not None,
     )  # fmt: skip
 
 
@@ -107,7 +102,8 @@ def _scan_both_ways(terms: Terms, chunks: Chunks, walk: Walk) -> None:
         terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC, terms.decay_NHK,
         walk.initial_SHKV, walk.states_NHVK, walk.grad_out_BTHV, walk.grad_final_SHKV, walk.grad_initial_SHKV,
         walk.grad_values_NHCV, walk.grad_states_NHVK, chunks.bounds_N2, chunks.first_chunk_S1,
-        *chunks.counts, **chunks.constants, **_all_channels(chunks, BOTH_WAYS, walk.states_NHVK.element_size()),
+        *chunks.places, chunks.width_k, chunks.width_v, **chunks.constants,
+        **_all_channels(chunks, BOTH_WAYS, walk.states_NHVK.element_size()),
         HAS_INITIAL=walk.initial_SHKV is not None, HAS_FINAL=walk.grad_final_SHKV is not None,
         WANTS_INITIAL=walk.grad_initial_SHKV is not None,
     )  # fmt: skip
@@ -125,7 +121,7 @@ def _gradients(
         kernels.gradients_of_pairs, (chunks.num_chunks * chunks.num_heads,),
         v_BTHV, beta_BTH, chunks.bounds_N2, *kept, walk.grad_out_BTHV,
         walk.grad_values_NHCV, grad_scores_NHCC, grad_overlaps_NHCC, gradients.v_BTHV, parts_PBTH, scale,
-        *chunks.counts, **chunks.constants,
+        *chunks.places, chunks.width_k, chunks.width_v, **chunks.constants,
         BLOCK_V=PAIRS.v, num_warps=PAIRS.warps, num_stages=PAIRS.stages,
     )  # fmt: skip
     launch(
@@ -134,7 +130,7 @@ def _gradients(
         q_BTHK, k_BTHK, g_BTHK, beta_BTH, chunks.bounds_N2, kept.nan_of_gates, kept.values_NHCV, walk.states_NHVK,
         walk.grad_out_BTHV, walk.grad_values_NHCV, walk.grad_states_NHVK, grad_scores_NHCC, grad_overlaps_NHCC,
         gradients.q_BTHK, gradients.k_BTHK, gradients.g_BTHK, parts_PBTH, scale, parts_PBTH.stride(0),
-        *chunks.counts, **chunks.constants,
+        *chunks.places, chunks.width_k, chunks.width_v, **chunks.constants,
         BLOCK_K=CHANNELS.k, BLOCK_V=CHANNELS.v, num_warps=CHANNELS.warps, num_stages=CHANNELS.stages,
     )  # fmt: skip
 
@@ -145,4 +141,4 @@ def _new_beta_parts(beta_BTH: torch.Tensor, width_k: int) -> torch.Tensor:
     return beta_BTH.new_empty((num_parts, *beta_BTH.shape), dtype=torch.float32)
 
 
-_PASSES = Passes(_prepare, _scan, _scan_both_ways, _gradients, _new_beta_parts)
+_PASSES = Passes(_prepare, _scan, _scan_both_ways, _gradients, _new_beta_parts, num_segments=lambda chunks: 1)

@@ -23,6 +23,7 @@ __device__ uint4 as_bits(float a, float b, float c, float d) {
     return uint4{__float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d)};
 }
 __device__ int least(int a, int b) { return a < b ? a : b; }
+__device__ int greatest(int a, int b) { return a > b ? a : b; }
 // the sum of value over the four lanes of a quad
 __device__ float sum_over_quads(float value, int lane) {
     value += shuffle(value, lane ^ 1);
@@ -51,7 +52,7 @@ struct Chunk {
 };
 
 template <typename Bounds>
-__device__ Chunk chunk_of(Bounds bounds, int length, int stride, int chunks_per_sequence, int heads) {
+__device__ Chunk chunk_of(Bounds bounds, int start_row, int length, int stride, int chunks_per_sequence, int heads) {
     // blocks that run at once take neighbouring heads, whose rows are adjacent in memory
     const unsigned slot = blockIdx.x / heads, head = blockIdx.x - slot * heads;
     long long first, end;
@@ -60,7 +61,7 @@ __device__ Chunk chunk_of(Bounds bounds, int length, int stride, int chunks_per_
         end = bounds[2ll * slot + 1];
     } else {
         const unsigned sequence = slot / chunks_per_sequence;
-        const long long start = (long long)sequence * stride;
+        const long long start = start_row + (long long)sequence * stride;
         first = start + (slot - sequence * chunks_per_sequence) * TOKENS;
         end = start + length;
     }

@@ -310,10 +310,10 @@ extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
     const bfloat16* q, const bfloat16* k, const bfloat16* v, const float* g, const float* beta, const bfloat16* narrow_beta,
     const long long* bounds, const bfloat16* inverse, const float* growth, const bfloat16* values, const bfloat16* states,
     const bfloat16* grad_out, const bfloat16* grad_values, const bfloat16* grad_states, bfloat16* grad_q, bfloat16* grad_k,
-    bfloat16* grad_v, float* grad_g, float* grad_beta, bfloat16* narrow_grad_beta, float scale, int length,
-    int stride, int chunks_per_sequence, int heads, int width_v) {
+    bfloat16* grad_v, float* grad_g, float* grad_beta, bfloat16* narrow_grad_beta, float scale, int start_row,
+    int length, int stride, int chunks_per_sequence, int heads, int width_v) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, groups = width_v / GROUP, per_part = groups + 2;
-    const Chunk chunk = chunk_of(bounds, length, stride, chunks_per_sequence, heads);
+    const Chunk chunk = chunk_of(bounds, start_row, length, stride, chunks_per_sequence, heads);
     const SharedLayout shared(groups, warp, lane);
     // prefetches an item of a part: 32 values of both states at a time, then queries and keys, then gates
     const auto fetch = [&](int item) {

@@ -321,10 +321,11 @@ __device__ bool store_values(Out values, const Inverse& inverse, const Chunk& ch
 extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
     const bfloat16* q, const bfloat16* k, const bfloat16* v, const float* g, const float* beta, const bfloat16* narrow_beta,
     const long long* bounds, bfloat16* weights, bfloat16* values, bfloat16* queries, bfloat16* keys, bfloat16* scores,
-    bfloat16* inverse_out, float* decay, float* growth, float scale, int length, int stride, int chunks_per_sequence, int heads,
+    bfloat16* inverse_out, float* decay, float* growth, float scale, int start_row, int length, int stride,
+    int chunks_per_sequence, int heads,
     int width_v) {
     const int lane = threadIdx.x, parts = WIDTH / PART;
-    const Chunk chunk = chunk_of(bounds, length, stride, chunks_per_sequence, heads);
+    const Chunk chunk = chunk_of(bounds, start_row, length, stride, chunks_per_sequence, heads);
     const unsigned right_side = start_of_shared() + 4 * PART_STAGE, to_solve = right_side + 16 * lane;
     const auto stage_of = [](int i) { return start_of_shared() + i % 2 * (2 * PART_STAGE); };
     // prefetches item i: the parts of the channels come first, then the values
@@ -352,7 +353,7 @@ extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
     }
     store_pairs(scores, chunk, weighed, scale, lane);
     // chunk_of runs again: its result, kept during the loop, would take registers that the parts need
-    const Chunk same = chunk_of(bounds, length, stride, chunks_per_sequence, opaque(heads));
+    const Chunk same = chunk_of(bounds, start_row, length, stride, chunks_per_sequence, opaque(heads));
     float strength[ROWS], blocks[3][2][4];
     share_strengths(strength, beta, narrow_beta, same, lane);
     const float bound = growing.bound(overlaps, strength, lane);

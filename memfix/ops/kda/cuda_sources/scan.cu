@@ -3,10 +3,11 @@
 
 extern "C" __global__ void kda_scan(
     const bfloat16* weights, const bfloat16* values, const bfloat16* queries, const bfloat16* keys, const bfloat16* scores,
-    const float* decay, const float* growth, const float* initial, float* final, float* ends, int* ready, bfloat16* out,
-    const long long* bounds, const long long* first_chunk, int length, int stride, int chunks_per_sequence, int heads, int width_v) {
-    const SegmentScan<decltype(bounds)> scan(bounds, first_chunk, length, stride, chunks_per_sequence, heads, width_v, blockIdx.z,
-                                             gridDim.z);
+    const float* decay, const float* growth, const float* initial, float* final, float* ends, int* ready, float* inner,
+    bfloat16* out, const long long* bounds, const long long* first_chunk, int num_inner, int start_row, int length,
+    int stride, int chunks_per_sequence, int heads, int width_v) {
+    const SegmentScan<decltype(bounds)> scan(bounds, first_chunk, start_row, length, stride, chunks_per_sequence, heads,
+                                             width_v, blockIdx.z, gridDim.z);
     if (scan.is_empty()) return;
     const int lane = scan.lane;
     float state[WIDTH / 8][4] = {};
@@ -25,6 +26,9 @@ extern "C" __global__ void kda_scan(
         copy_keys(stage + Stage::QUERIES, queries, chunk);
         copy_rows<TOKENS / 8>(stage + Stage::SCORES, scores, chunk * (TOKENS * TOKENS), TOKENS);
     };
+    // how many chunks lie between the states that a backward pass begins with, and the chunk before which the next one lies
+    const int apart = greatest(1, (scan.num_chunks + num_inner) / (num_inner + 1));
+    int next_inner = (scan.first / apart + 1) * apart;
     for_each_chunk(scan.first - num_before, scan.end - scan.first + num_before, 1, copy, [&](unsigned stage, int step) {
         unsigned operand[WIDTH / 16][4], fresh[2][4];
         as_operands<WIDTH / 8>(operand, state);
@@ -37,11 +41,15 @@ extern "C" __global__ void kda_scan(
         multiply_by_rows(answer, operand, stage + Stage::QUERIES, lane);
         multiply_by_scores<true>(answer, fresh, stage + Stage::SCORES, lane);
         await_wgmma<0>(state, answer);
-        if (step < scan.first) return;  // before the segment: no queries and scores were copied, and no output is stored
+        if (step < scan.first) return;  // before the segment: no queries and scores were copied, and nothing is stored
         int num_tokens;
         const long long first = scan.first_token(step, num_tokens);
         store_transposed(out, (first * heads + scan.head) * width_v + scan.value, (long long)heads * width_v, num_tokens,
                          answer, lane);
+        if (step + 1 == next_inner) {
+            if (next_inner < scan.num_chunks) store_state(inner, scan, scan.number_of(step / apart), state);
+            next_inner += apart;
+        }
     });
     if (scan.is_last()) {
         store_state(final, scan, blockIdx.x, state);

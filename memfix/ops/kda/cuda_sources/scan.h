@@ -47,22 +47,23 @@ template <typename Decay> __device__ void copy_decay(unsigned stage, Decay decay
         async_copy16(stage + Stage::DECAY + 16 * threadIdx.x, decay, chunk * WIDTH + 4 * threadIdx.x);
 }
 
-// The work of a warp in a scan: 16 values of one sequence and head, through the chunks of one segment. In a backward pass
-// a segment joins several of forward's.
+// The work of a warp in a scan: 16 values of one sequence and head, through the chunks of one segment. All segments but the
+// last have segment_chunks, or if that is 0, the sequence is cut into equal ones.
 template <typename Bounds> struct SegmentScan {
     Bounds bounds;
-    int length, stride, heads, width_v, num_chunks, segment, joined, first, end, lane, r, q, value;
+    int start_row, length, stride, heads, width_v, num_chunks, segment, first, end, lane, r, q, value;
     long long sequence, head, begin;
 
-    __device__ SegmentScan(Bounds bounds, Bounds first_chunk, int length, int stride, int chunks_per_sequence, int heads, int width_v,
-                   int segment, int num_segments, int joined = 1)
-        : bounds(bounds), length(length), stride(stride), heads(heads), width_v(width_v), segment(segment), joined(joined) {
+    __device__ SegmentScan(Bounds bounds, Bounds first_chunk, int start_row, int length, int stride, int chunks_per_sequence, int heads,
+                           int width_v, int segment, int num_segments, int segment_chunks = 0)
+        : bounds(bounds), start_row(start_row), length(length), stride(stride), heads(heads), width_v(width_v),
+          segment(segment) {
         lane = threadIdx.x & 31, r = lane >> 2, q = lane & 3;
         value = blockIdx.y * VALUES + 16 * (threadIdx.x >> 5);
         sequence = blockIdx.x / heads, head = blockIdx.x % heads;
         begin = length == 0 ? first_chunk[sequence] : sequence * chunks_per_sequence;
         num_chunks = uniform(length == 0 ? int(first_chunk[sequence + 1] - begin) : chunks_per_sequence);
-        const int num_parts = num_segments * joined, per_segment = (num_chunks + num_parts - 1) / num_parts * joined;
+        const int per_segment = segment_chunks > 0 ? segment_chunks : (num_chunks + num_segments - 1) / num_segments;
         first = least(segment * per_segment, num_chunks), end = least(first + per_segment, num_chunks);
     }
     __device__ bool is_first() const { return segment == 0; }
@@ -71,7 +72,8 @@ template <typename Bounds> struct SegmentScan {
     __device__ long long chunk(int step) const { return (begin + step) * heads + head; }
     // returns the first token of a chunk, and sets how many tokens it has
     __device__ long long first_token(int step, int& num_tokens) const {
-        long long first = sequence * stride + (long long)step * TOKENS, end = sequence * stride + length;
+        const long long start = start_row + sequence * stride;
+        long long first = start + (long long)step * TOKENS, end = start + length;
         if (length == 0) first = bounds[2 * (begin + step)], end = bounds[2 * (begin + step) + 1];
         num_tokens = end - first < TOKENS ? int(end - first) : TOKENS;
         return first;
@@ -83,10 +85,11 @@ template <typename Bounds> struct SegmentScan {
             has_nonfinite |= !(growth[chunk(from + direction * i)] < INFINITE);
         return !any_lane(has_nonfinite);
     }
-    // how many chunks, from `from` on in this direction, leave next to nothing of a state; 0 if more chunks than a segment
-    // has would be needed, or if a bound in this direction is NaN or infinite
+    // how many chunks, from `from` on in this direction, leave next to nothing of a state; 0 if so many would be needed that
+    // waiting for the neighbouring segment is faster, or if a bound in this direction is NaN or infinite
     template <typename Floats> __device__ int num_to_forget(Floats growth, int from, int direction) const {
-        const int most = least(end - first, direction < 0 ? from + 1 : num_chunks - from);
+        const int available = direction < 0 ? from + 1 : num_chunks - from;
+        const int most = least(available, greatest(end - first, available / 2));
         float before = 0.0f;
         for (int done = 0; done < most; done += 32) {
             const bool exists = done + lane < most;

@@ -20,12 +20,12 @@ __device__ void keep_state(Out states, long long at, const unsigned (&operand)[W
 
 // scans a segment forward: stores each chunk's first state, and overwrites its values with V'
 template <typename Scan, typename In, typename Floats, typename Out>
-__device__ void scan_forward(const Scan& scan, In weights, Out values, In keys, Floats decay, Floats initial, Floats ends,
+__device__ void scan_forward(const Scan& scan, In weights, Out values, In keys, Floats decay, Floats initial, Floats inner,
                          Out states) {
     const int lane = scan.lane, width_v = scan.width_v;
     float state[WIDTH / 8][4] = {};
     if (!scan.is_first())
-        load_state(state, scan, ends, scan.number_of(scan.segment * scan.joined - 1));
+        load_state(state, scan, inner, scan.number_of(scan.segment - 1));
     else if (is_not_null(initial))
         load_state(state, scan, initial, blockIdx.x);
     const auto copy = [&](unsigned stage, int step) {
@@ -110,17 +110,17 @@ __device__ void scan_backward(const Scan& scan, In weights, In queries, In keys,
 // half of the blocks scan forward and half backward: neither needs the results of the other
 extern "C" __global__ void kda_scan_both_ways(
     const bfloat16* weights, bfloat16* values, const bfloat16* queries, const bfloat16* keys, const bfloat16* scores,
-    const float* decay, const float* growth, const float* initial, const float* ends, bfloat16* states,
+    const float* decay, const float* growth, const float* initial, const float* inner, bfloat16* states,
     const bfloat16* grad_out, const float* grad_final, float* grad_initial, float* grad_ends, int* ready,
-    bfloat16* grad_values, bfloat16* grad_states, const long long* bounds, const long long* first_chunk, int joined,
-    int length, int stride, int chunks_per_sequence, int heads, int width_v) {
+    bfloat16* grad_values, bfloat16* grad_states, const long long* bounds, const long long* first_chunk,
+    int segment_chunks, int start_row, int length, int stride, int chunks_per_sequence, int heads, int width_v) {
     const int num_segments = gridDim.z / 2, order = blockIdx.z / 2;
     const bool is_forward = blockIdx.z % 2 == 1;
-    const SegmentScan<decltype(bounds)> scan(bounds, first_chunk, length, stride, chunks_per_sequence, heads, width_v,
-                                    is_forward ? order : num_segments - 1 - order, num_segments, joined);
+    const SegmentScan<decltype(bounds)> scan(bounds, first_chunk, start_row, length, stride, chunks_per_sequence, heads, width_v,
+                                             is_forward ? order : num_segments - 1 - order, num_segments, segment_chunks);
     if (scan.is_empty()) return;
     if (is_forward)
-        scan_forward(scan, weights, values, keys, decay, initial, ends, states);
+        scan_forward(scan, weights, values, keys, decay, initial, inner, states);
     else
         scan_backward(scan, weights, queries, keys, scores, decay, growth, grad_out, grad_final, grad_initial, grad_ends,
                       ready, grad_values, grad_states);
