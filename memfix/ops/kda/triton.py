@@ -49,9 +49,10 @@ def triton_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
     """Equals naive, without transition matrices; reading and writing the inputs is a fair part of its time.
 
     Peak above inputs in a train step, ``e`` the item size and ``R = B*T*H`` rows: ``R*(3*K + 4*V)*e`` for gradients
-    and chunk terms, and ``R*K*V*e/16`` for the states of chunks. Only inputs are held between the passes. Products
-    have operands of the working dtype and float32 sums. Chunks have 32 tokens, whatever ``chunk_size`` says. float64
-    inputs, and keys wider than 256, use the form ``wy``.
+    and chunk terms, and ``R*K*V*e/16`` for the states of chunks; in large calls about twice the outputs and gradients,
+    since terms and states are kept for one window at a time. Only inputs are held between the passes, and a state for
+    each window. Products have operands of the working dtype and float32 sums. Chunks have 32 tokens, whatever
+    ``chunk_size`` says. float64 inputs, and keys wider than 256, use the form ``wy``.
     """
     q_BTHK = tensors.q_BTHK
     if q_BTHK.dtype == torch.float64 or q_BTHK.shape[-1] > WIDEST:
