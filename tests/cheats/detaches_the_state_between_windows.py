@@ -10,7 +10,7 @@ from memfix.ops.kda.cuda import cuda_kda
 
 OP, LIKE, CAUGHT_BY = "kda_wide", "cuda", "equality"
 
-WINDOW = 64
+WINDOW = 32
 
 
 @functools.wraps(cuda_kda)

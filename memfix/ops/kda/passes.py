@@ -135,8 +135,9 @@ class Gradients(NamedTuple):
 def kda_by(passes: Passes, tensors: KdaTensors, options: KdaOptions) -> Outputs:
     windows = windows_of(tensors, options.chunk_size, passes.num_segments)
     scale = scale_of(tensors.q_BTHK, options.scale)
-    given = (*tensors.inputs, tensors.initial_state_SHKV, tensors.state_size, windows, scale, passes)
-    out_BTHV, final_SHKV = _Kda.apply(*given)
+    inputs = *tensors.inputs, tensors.initial_state_SHKV
+    has_backward = torch.is_grad_enabled() and any(given is not None and given.requires_grad for given in inputs)
+    out_BTHV, final_SHKV = _Kda.apply(*inputs, tensors.state_size, windows, scale, passes, has_backward)
     return out_BTHV, final_SHKV
 
 
@@ -145,7 +146,7 @@ class _Kda(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Outputs:
-        *inputs, initial_SHKV, state_size, windows, scale, passes = given
+        *inputs, initial_SHKV, state_size, windows, scale, passes, has_backward = given
         ctx.windows, ctx.scale, ctx.passes = windows, scale, passes
         ctx.set_materialize_grads(False)
         dense, dense_initial_SHKV = _dense(*inputs), None if initial_SHKV is None else initial_SHKV.contiguous()
@@ -156,7 +157,7 @@ class _Kda(torch.autograd.Function):
         for window in windows:
             first_SHKV = window.states_of(dense_initial_SHKV) if window.begins else last_SHKV
             last_SHKV = window.states_of(final_SHKV) if window.ends else window.empty_states(final_SHKV)
-            inner_GSHKV = window.empty_inner(final_SHKV)
+            inner_GSHKV = window.empty_inner(final_SHKV) if has_backward else None
             if window.chunks.num_chunks:
                 passes.prepare(dense, terms, window.chunks, scale)
             passes.scan(terms, window.chunks, ScanStates(first_SHKV, inner_GSHKV, last_SHKV), out_BTHV)
@@ -206,7 +207,7 @@ class _Kda(torch.autograd.Function):
                 ctx.passes.gradients(inputs, window.chunks, walk, kept, ctx.scale, gradients)
         del walk, results, kept
         assert gradients is not None
-        return *gradients.of_inputs(inputs[4].dtype), grad_initial_SHKV, None, None, None, None
+        return *gradients.of_inputs(inputs[4].dtype), grad_initial_SHKV, None, None, None, None, None
 
 
 def _largest(windows: Sequence[Window]) -> Chunks:

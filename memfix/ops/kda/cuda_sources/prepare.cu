@@ -322,8 +322,7 @@ extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
     const bfloat16* q, const bfloat16* k, const bfloat16* v, const float* g, const float* beta, const bfloat16* narrow_beta,
     const long long* bounds, bfloat16* weights, bfloat16* values, bfloat16* queries, bfloat16* keys, bfloat16* scores,
     bfloat16* inverse_out, float* decay, float* growth, float scale, int start_row, int length, int stride,
-    int chunks_per_sequence, int heads,
-    int width_v) {
+    int chunks_per_sequence, int heads, int width_v) {
     const int lane = threadIdx.x, parts = WIDTH / PART;
     const Chunk chunk = chunk_of(bounds, start_row, length, stride, chunks_per_sequence, heads);
     const unsigned right_side = start_of_shared() + 4 * PART_STAGE, to_solve = right_side + 16 * lane;

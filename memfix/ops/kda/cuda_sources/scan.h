@@ -54,8 +54,9 @@ template <typename Bounds> struct SegmentScan {
     int start_row, length, stride, heads, width_v, num_chunks, segment, first, end, lane, r, q, value;
     long long sequence, head, begin;
 
-    __device__ SegmentScan(Bounds bounds, Bounds first_chunk, int start_row, int length, int stride, int chunks_per_sequence, int heads,
-                           int width_v, int segment, int num_segments, int segment_chunks = 0)
+    __device__ SegmentScan(Bounds bounds, Bounds first_chunk, int start_row, int length, int stride,
+                           int chunks_per_sequence, int heads, int width_v, int segment, int num_segments,
+                           int segment_chunks = 0)
         : bounds(bounds), start_row(start_row), length(length), stride(stride), heads(heads), width_v(width_v),
           segment(segment) {
         lane = threadIdx.x & 31, r = lane >> 2, q = lane & 3;

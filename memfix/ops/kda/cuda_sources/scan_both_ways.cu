@@ -116,8 +116,9 @@ extern "C" __global__ void kda_scan_both_ways(
     int segment_chunks, int start_row, int length, int stride, int chunks_per_sequence, int heads, int width_v) {
     const int num_segments = gridDim.z / 2, order = blockIdx.z / 2;
     const bool is_forward = blockIdx.z % 2 == 1;
-    const SegmentScan<decltype(bounds)> scan(bounds, first_chunk, start_row, length, stride, chunks_per_sequence, heads, width_v,
-                                             is_forward ? order : num_segments - 1 - order, num_segments, segment_chunks);
+    const SegmentScan<decltype(bounds)> scan(bounds, first_chunk, start_row, length, stride, chunks_per_sequence, heads,
+                                             width_v, is_forward ? order : num_segments - 1 - order, num_segments,
+                                             segment_chunks);
     if (scan.is_empty()) return;
     if (is_forward)
         scan_forward(scan, weights, values, keys, decay, initial, inner, states);
