@@ -66,9 +66,8 @@ class HostMeter:
         return self
 
     def measure(self, build: StepBuilder, *, warmup: int = 1) -> Reading:
-        """Run the step to warm up and for resident memory; then, built once more, for the peak, and to confirm a leak.
-        To look up the lines behind the peak, build it a third time. If tracemalloc is already running, it is used and
-        left running."""
+        """Run the step to warm up, for the peak, to confirm a leak, and for resident memory. To look up the lines
+        behind the peak, build the step once more. If tracemalloc is already running, it is used and left running."""
         reason = self.unavailable_reason()
         if reason is not None:
             raise MeterUnavailable(f"host meter unavailable: {reason}")
@@ -78,21 +77,18 @@ class HostMeter:
         others = threading.active_count() > 1  # they are counted too: tracemalloc does not tell which thread allocates
         # automatic collections stay on, as without a meter: they decide how much garbage is alive at the peak
         with only_our_own_cycles(automatic=True):
-            step = build("cpu")
-            for _ in range(warmup):  # tracing would make this, and the run for resident memory, four times as long
-                _fill_caches(step)
-            growth = None if was_tracing else resident_growth(step)
             with _tracing(frames=1):  # the time of an allocation grows with the frames that are kept
-                step = build("cpu")
+                step = _warmed_up(build, warmup)
                 counted = _count(step)
                 left_bytes = counted.left_bytes
                 for _ in range(_CONFIRM_A_LEAK):
                     if left_bytes >= GRANULARITY_BYTES:  # a leak grows at every call, a cache of Python's only at some
                         left_bytes = min(left_bytes, _count(step, for_leaks=True).left_bytes)
+            growth = None if was_tracing else resident_growth(step)
             rows: tuple[Allocation, ...] = ()
             if self._lines:
                 with _tracing(frames=_FRAMES):
-                    rows = _count(build("cpu"), rows_near=counted.peak_bytes).rows
+                    rows = _count(_warmed_up(build, warmup), rows_near=counted.peak_bytes).rows
         resident_bytes = growth.bytes if growth else None
         notes = [note for note in (_RUNNING if growth is None else growth.note,) if note]
         doubts = [_TENSORS] * counted.has_tensors + [_THREADS] * others
@@ -126,6 +122,15 @@ def _tracing(frames: int) -> Iterator[None]:
         yield
     finally:
         tracemalloc.stop()
+
+
+def _warmed_up(build: StepBuilder, warmup: int) -> Step:
+    """Build a step and run it as it will be counted: to follow tensors fills caches of Python's, such as that of
+    attribute names."""
+    step = build("cpu")
+    for _ in range(warmup):
+        _count(step)
+    return step
 
 
 @dataclass(frozen=True)
@@ -167,12 +172,6 @@ def _count(step: Step, *, rows_near: int | None = None, for_leaks: bool = False)
         gc.collect()  # empties Python's free lists
         left_bytes = live.now()
     return _Counted(live.base, peak_bytes, held_bytes, left_bytes, num_tensors > 0, lookup.rows if lookup else ())
-
-
-def _fill_caches(step: Step) -> None:
-    """Run ``step`` as ``_count`` does: to follow tensors fills caches of Python's, such as that of attribute names."""
-    with _follow_tensors(_LiveBytes()) or contextlib.nullcontext():
-        step()
 
 
 _clear_type_cache: Callable[[], object] = getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache

@@ -102,6 +102,22 @@ def test_what_existed_before_the_step_is_not_counted() -> None:
     assert memfix.peak(build, meter="host").peak_bytes < host.GRANULARITY_BYTES
 
 
+def test_what_only_the_first_call_makes_is_neither_in_the_peak_nor_in_its_lines() -> None:
+    def build(device: str) -> Callable[[], object]:
+        kept: list[bytearray] = []
+
+        def step() -> object:
+            if not kept:
+                kept.append(bytearray(4 * MiB))
+            return bytearray(MiB)
+
+        return step
+
+    reading = memfix.peak(build, meter="host")
+    assert MiB <= reading.peak_bytes < MiB + host.GRANULARITY_BYTES
+    assert sum(row.bytes for row in reading.alive_at_peak) < MiB + host.GRANULARITY_BYTES
+
+
 def test_bytes_that_every_call_keeps_are_a_leak() -> None:
     kept: list[bytearray] = []
     reading = peak(lambda: kept.append(bytearray(50_000)))
