@@ -40,6 +40,19 @@ def _kda() -> Names:
     return names | one | {"lengths": torch.tensor([0, 6], dtype=torch.int32)}
 
 
+def _nsa() -> Names:
+    k = torch.randn(1, 70, 2, 8)
+    return {"q": torch.randn(1, 70, 4, 8), "k": k, "v": k, "gates": torch.rand(1, 70, 4, 3)}
+
+
+def _rope() -> Names:
+    return {"q": torch.randn(2, 5, 3, 8), "k": torch.randn(2, 5, 1, 8)}
+
+
+def _embedding() -> Names:
+    return {"ids": torch.tensor([[0, 2], [1, 2]]), "weight": torch.randn(3, 4)}
+
+
 def _feed_forward() -> Names:
     return {"x": torch.randn(3, 8), "up": nn.Linear(8, 24), "down": nn.Linear(12, 8), "norm": nn.LayerNorm(8)}
 
@@ -85,12 +98,15 @@ _READERS: dict[str, Callable[[], Names]] = {
     "docs/incidents/npt_weight_delta.md": _decoder,
     "docs/ops/attention.md": _attention,
     "docs/ops/batches.md": _corpus,
+    "docs/ops/embedding.md": _embedding,
     "docs/ops/geglu_feed_forward.md": _feed_forward,
     "docs/ops/kda.md": _kda,
     "docs/ops/linear_cross_entropy.md": _loss,
     "docs/ops/matmul.md": _products,
     "docs/ops/npt_linear.md": _npt_linear,
+    "docs/ops/nsa.md": _nsa,
     "docs/ops/one_hot_loss.md": lambda: {"logits": torch.randn(3, 7), "target": torch.tensor([0, 6, 2])},
+    "docs/ops/rope.md": _rope,
     "docs/ops/vocabulary.md": _corpus,
 }
 _EMULATED = {"docs/contracts.md", "docs/ops/matmul.md"}

@@ -69,7 +69,7 @@ def write_files(page: str, folder: Path) -> dict[str, str]:
 
 
 def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # python -m pytest adds the working directory
     return forked_python("-m", "pytest", "-q", *OPTIONS, *arguments, "tests", cwd=folder, env=environment)
 
 

@@ -49,12 +49,12 @@ def explain(
     other_form = options.call_of(op, against, case_name)[1] if against else None
     meter, _ = usable_meter("simulated", gpu)
     with progress() as say:
-        say(f"{op}/{form} [{case.name}, {phase}]")
+        say(f"{contract.name}/{form} [{case.name}, {phase}]")
         reading = measure(FormCall(contract, form, Draw(case)), phase, meter)
         if other_form:
-            say(f"{op}/{other_form} [{case.name}, {phase}]")
+            say(f"{contract.name}/{other_form} [{case.name}, {phase}]")
             other = measure(FormCall(contract, other_form, Draw(case)), phase, meter)
-    title = f"{op}/{form} [{case.name}, {phase}] on {reading.device}"
+    title = f"{contract.name}/{form} [{case.name}, {phase}] on {reading.device}"
     capacity_bytes = get_gpu(gpu).memory_bytes
     room = format_room(reading.total_bytes, capacity_bytes)
     size, before = format_bytes(reading.peak_bytes), format_bytes(reading.base_bytes)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("name", metavar="OP|INCIDENT")
+@options.with_ops(click.argument("name", metavar="OP|INCIDENT"))
 @click.option("--form", "form_name", metavar="FORM", help="The form.  [default: the one with the smallest peak]")
 @options.case_option
 @options.phase_option
@@ -150,7 +150,7 @@ def _fit_op(
         for dim, bounds in searches.items():
 
             def step_of(value: int, dim: str = dim) -> StepOf:
-                say(f"{op}/{form}: {dim}={value:,}")
+                say(f"{contract.name}/{form}: {dim}={value:,}")
                 settings = {**case.settings, "dtype": case.dtype, "present": case.present, dim: value}
                 return StepOf(contract, form, Draw(contract.case_of(case.name, settings)), phase)
 
@@ -162,7 +162,7 @@ def _fit_op(
                 failed[dim] = str(error) if isinstance(error, MemfixError) else f"{type(error).__name__}: {error}"
     if form_name is None:
         output.line(f"{form} has the smallest peak of {sizes}; --form chooses another", "dim")
-    subject = f"{op}/{form} [{case.name}, {phase}] on {described.name}, {format_bytes(capacity_bytes)}"
+    subject = f"{contract.name}/{form} [{case.name}, {phase}] on {described.name}, {format_bytes(capacity_bytes)}"
     for dim in searches:
         if dim in failed:
             output.line(f"{subject}: {dim} could not be searched: {failed[dim]}", "bold")

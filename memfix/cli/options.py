@@ -155,16 +155,20 @@ def with_from_option(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def call_of(op: str, form_name: str | None, case_name: str | None) -> tuple[Contract, str, Case]:
-    """Return the contract of ``op`` and the form and case with these names; by default naive and the first case."""
+    """Return the contract of ``op`` and the form and case with these names; by default naive and the first case.
+    ``op`` may also be a package with one op."""
     from ..errors import UsageError, did_you_mean
 
-    (contract,) = contracts_of([op])
+    contract, *others = contracts_of([op])
+    if others:
+        names = ", ".join(each.name for each in (contract, *others))
+        raise UsageError(f"{op} is a package of several ops; name one of {names}")
     form, case = form_name or "naive", case_name or next(iter(contract.cases))
     forms = ["naive", *contract.forms]
     if form not in forms:
-        raise UsageError(f"{op} has no form {form!r}{did_you_mean(form, forms)}")
+        raise UsageError(f"{contract.name} has no form {form!r}{did_you_mean(form, forms)}")
     if case not in contract.cases:
-        raise UsageError(f"{op} has no case {case!r}{did_you_mean(case, contract.cases)}")
+        raise UsageError(f"{contract.name} has no case {case!r}{did_you_mean(case, contract.cases)}")
     return contract, form, contract.cases[case]
 
 

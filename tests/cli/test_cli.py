@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import sys
+import types
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -319,7 +322,32 @@ def test_reports_are_written_where_they_were_asked_for(gate: Any, tmp_path: Path
     assert (tmp_path / "gate.xml").read_text().startswith('<?xml version="1.0" encoding="utf-8"?>\n<testsuites>')
 
 
-# ---------------------------------------------------------------- a broken package among the installed ones
+# ---------------------------------------------------------------- a package among the installed ones
+@pytest.mark.parametrize(
+    "command", [("explain",), ("fit", "--over", "N", "--capacity", "4MiB")], ids=lambda command: command[0]
+)
+def test_a_command_for_one_op_takes_a_package_of_one_and_asks_which_of_several(
+    memfix: Any, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    entries = [
+        EntryPoint("one", "theirs_alone", registry.ENTRY_POINT_GROUP),
+        EntryPoint("two", "theirs", registry.ENTRY_POINT_GROUP),
+    ]
+    contracts = {name: dataclasses.replace(registry.all_contracts()["embedding"], name=name) for name in "abc"}
+    for module, names in {"theirs_alone": "a", "theirs": "bc"}.items():
+        monkeypatch.setitem(sys.modules, module, types.SimpleNamespace(**{name: contracts[name] for name in names}))
+    monkeypatch.setattr(registry, "entry_points", lambda *, group: entries)
+    registry.registered.cache_clear()
+    try:
+        ended = memfix(*command, "two")
+        assert (ended.exit_code, ended.err) == (4, "memfix: two is a package of several ops; name one of b, c\n")
+        ended = memfix(*command, "one", "--form", "gather", "--case", "small")
+        assert ended.exit_code == 0
+        assert ended.out.startswith("a/gather [small, train]")
+    finally:
+        registry.registered.cache_clear()
+
+
 @pytest.fixture
 def broken_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     entry = EntryPoint("theirs", "nowhere.contracts", registry.ENTRY_POINT_GROUP)
