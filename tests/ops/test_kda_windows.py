@@ -55,13 +55,15 @@ def windows_of_size(
     [
         (2, 100, 2, 16, [((0, 100), (0, 2))]),
         # whole sequences, as many in each window
-        (5, 64, 64, 512, [((0, 64), (0, 3)), ((0, 64), (3, 5))]),
+        (5, 64, 64, 640, [((0, 64), (0, 3)), ((0, 64), (3, 5))]),
         # equal pieces of a sequence that is too long for a window
         (1, 160, 1, 4, [((0, 96), (0, 1)), ((96, 160), (0, 1))]),
         # pieces of all sequences: one after the other, they would leave a GPU idle
         (2, 128, 1, 4, [((0, 64), (0, 2)), ((64, 128), (0, 2))]),
         # of as many sequences as fill a GPU
         (4, 64, 64, 64, [((t, t + 32), (b, b + 2)) for b in (0, 2) for t in (0, 32)]),
+        # backward takes a chunk of each sequence of a window at least, so short ones are as few as it may take at once
+        (300, 32, 128, 300 * 128, [((0, 32), (b, b + 100)) for b in (0, 100, 200)]),
         # a window has a chunk of one sequence at least
         (1, 64, 300, 1, [((0, 32), (0, 1)), ((32, 64), (0, 1))]),
     ],

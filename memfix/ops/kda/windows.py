@@ -174,9 +174,10 @@ def windows_of(
 
 @functools.lru_cache(64)  # this saves the host a tenth of the time in which it starts a forward pass
 def _of_equal(batch: int, length: int, limits: Limits, chunk_tokens: int) -> tuple[ForwardWindow, ...]:
-    """Group as many sequences of one length as fit into a window, or cut as many as fill a GPU, if fewer fit."""
-    fit, fill = limits.forward // num_tiles(length, chunk_tokens), SCANS_AT_ONCE // limits.widths[0]
-    number = _even(batch, max(fit, fill, 1))
+    """Group as many sequences of one length as fit into a window, or cut as many as fill a GPU, if fewer fit. A part
+    has a chunk of each sequence at least."""
+    fit = min(limits.forward // num_tiles(length, chunk_tokens), limits.backward)
+    number = _even(batch, max(fit, SCANS_AT_ONCE // limits.widths[0], 1))
     groups = (slice(first, min(first + number, batch)) for first in range(0, batch, number))
     return tuple(window for group in groups for window in _pieces(Span(slice(0, length), group), limits, length))
 

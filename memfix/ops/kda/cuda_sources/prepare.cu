@@ -109,7 +109,7 @@ template <typename Out> __device__ void store_inverse(Out out, const Chunk& chun
 
 // An upper bound on the factor by which a chunk scales the length of a state, as an exponent of 2. A token scales no
 // channel by more than its largest gate, and I - beta*k*k^T scales no vector by more than max(1, |1 - beta*|k|^2|). The
-// bound is NaN if a gate is NaN, and INFINITE if another input is NaN or infinite.
+// bound is NaN if a gate is NaN, and INFINITE if a key, a value or a strength is NaN or infinite.
 struct Growth {
     unsigned slots;  // two, with the largest gate of each token over this lane's channels: too many for registers
     __device__ void add_gates(const float (&gates)[8][2], bool is_first) {
