@@ -31,6 +31,8 @@ class Answer:
     dtypes: tuple[torch.dtype, ...]
     moves_generator: bool = False
     """Whether the call changed the state of the global random generator."""
+    views: frozenset[tuple[str, str]] = frozenset()
+    """Outputs that share memory with an input, each with its name."""
 
     def with_dtypes_of(self, naive: Answer, *, instead_of: torch.dtype) -> Answer:
         """Return this answer with naive's dtype for each output that kept its inputs' dtype, which autocast allows."""
@@ -111,9 +113,12 @@ def compare(answer: Answer, reference: Reference, tolerance: Tolerance, dtype: t
     if len(answer.dtypes) != len(naive.dtypes):
         raise Unequal(f"returns {len(answer.dtypes)} tensors, naive {len(naive.dtypes)}")
     if answer.dtypes != naive.dtypes:
-        raise Unequal(f"returns {answer.dtypes[0]}, naive {naive.dtypes[0]}")
+        own, naives = next(pair for pair in zip(answer.dtypes, naive.dtypes, strict=True) if pair[0] != pair[1])
+        raise Unequal(f"returns {own}, naive {naives}")
     if answer.moves_generator and not naive.moves_generator:
         raise Unequal("seeds or uses the caller's random generator, which naive leaves alone")
+    for output, given in sorted(answer.views - naive.views):
+        raise Unequal(f"returns an {output} that shares memory with its input {given}, naive's does not")
     for name, expected in reference.expected.items():
         if name not in answer.tensors:  # it belongs to a second backward, which the form refused
             continue

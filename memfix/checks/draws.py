@@ -87,8 +87,14 @@ def spoiled(simplest: Drawn, contract: Contract, spec: TensorSpec) -> list[Drawn
 
 
 def in_mode(call: Drawn, contract: Contract, mode: Mode) -> Drawn:
-    """Return ``call`` in another mode, with the sizes, layouts and options that models have."""
-    return call.changed(lambda draw: replace(_as_usual(contract, draw), mode=mode))
+    """Return ``call`` in another mode, with the sizes and layouts that models have."""
+
+    def changed(draw: Draw) -> Draw:
+        usual = _as_usual(contract, draw)
+        case = replace(usual.case, choices=draw.case.choices, present=draw.case.present)
+        return replace(usual, case=case, mode=mode)
+
+    return call.changed(changed)
 
 
 def _as_usual(contract: Contract, draw: Draw) -> Draw:
@@ -194,6 +200,14 @@ def _test(draws: Draws, check: Callable[[Draw], None]) -> Any:
     return how(given(draws)(seeded(0)(test)))
 
 
+def _frozen(draw: Any, grads: Sequence[str]) -> frozenset[str]:
+    """Draw the inputs without a gradient: most often none, else any of them, or all but one."""
+    kind = draw(_FOUR) if grads else 0
+    if kind == 3:
+        return frozenset(draw(st.sets(_one_of(*grads))))
+    return frozenset(grads) - {draw(_one_of(*grads))} if kind == 2 else frozenset()
+
+
 @st.composite
 def equality_draws(draw: Any, contract: Contract, dtype: str) -> Draw:
     """Draw a call small enough to compute: any dims, chunk sizes at and near the edges, layouts, frozen inputs."""
@@ -222,7 +236,7 @@ def equality_draws(draw: Any, contract: Contract, dtype: str) -> Draw:
     inputs = [spec for spec in contract.inputs if not spec.optional or spec.name in present]
     layouts: dict[str, Layout] = {spec.name: draw(_one_of(*spec.layouts), label=spec.name) for spec in inputs}
     grads = [spec.name for spec in inputs if spec.grad]
-    frozen = draw(st.sets(_one_of(*grads))) if grads and draw(_FOUR) == 3 else set()
+    frozen = _frozen(draw, grads)
     case = Case("drawn", {dim: dims[dim] for dim in contract.dims}, choices, dtype, present)
     patterns: dict[str, Pattern] = {
         spec.name: draw(_one_of(*spec.patterns), label=f"pattern of {spec.name}")
@@ -235,7 +249,7 @@ def equality_draws(draw: Any, contract: Contract, dtype: str) -> Draw:
         for spec in inputs
         if spec.also_in and (dtype := draw(_one_of(None, *spec.also_in), label=f"dtype of {spec.name}"))
     }
-    return Draw(case, seed, share, magnitude, layouts, frozenset(frozen), patterns, upstream, dtypes=dtypes)
+    return Draw(case, seed, share, magnitude, layouts, frozen, patterns, upstream, dtypes=dtypes)
 
 
 def _choices(draw: Any, contract: Contract) -> dict[str, Any]:

@@ -67,9 +67,12 @@ class FormCall:
         return self.contract.function(self.form)(*inputs, **self.contract.options(self.form, self.draw.case))
 
     def outputs(self, tensors: Tensors) -> list[torch.Tensor]:
-        """The form's result as a list, under bfloat16 autocast where the draw says so."""
-        device = next(iter(tensors.values())).device.type
-        with torch.autocast(device, torch.bfloat16, enabled=self.draw.mode == "autocast"):
+        """The form's result as a list, under bfloat16 autocast or without a graph where the draw says so."""
+        device, mode = next(iter(tensors.values())).device.type, self.draw.mode
+        with (
+            torch.autocast(device, torch.bfloat16, enabled=mode == "autocast"),
+            torch.set_grad_enabled(mode != "no_grad"),
+        ):
             return output_tensors(self.result(tensors))
 
     @property

@@ -45,8 +45,8 @@ from ..errors import ContractError, UsageError, did_you_mean
 
 Upstream = Literal["dense", "expanded", "transposed", "masked", "partial"]
 UPSTREAMS: tuple[Upstream, ...] = ("dense", "expanded", "transposed", "masked", "partial")
-Mode = Literal["plain", "autocast", "twice"]
-MODES: tuple[Mode, ...] = ("plain", "autocast", "twice")
+Mode = Literal["plain", "autocast", "twice", "no_grad"]
+MODES: tuple[Mode, ...] = ("plain", "autocast", "twice", "no_grad")
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ class Draw:
     dtypes: Mapping[str, str] = field(default_factory=dict)
     """Dtypes of inputs that differ from the declared ones (``TensorSpec.also_in``)."""
     mode: Mode = "plain"
-    """``autocast``: the call is made under bfloat16 autocast. ``twice``: its gradients are differentiated again."""
+    """``autocast``: the call is made under bfloat16 autocast. ``twice``: its gradients are differentiated again.
+    ``no_grad``: it is made without a graph, as in evaluation."""
 
     def spelled(self) -> str:
         """Return the draw as one line, which ``parsed`` reads back."""

@@ -7,6 +7,7 @@ emulated on the CPU.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -65,14 +66,19 @@ def evaluate(call: FormCall, tensors: Tensors, nudge: Callable[[torch.Tensor], t
         }
     random_before = _random_state(tensors)
     outputs = call.outputs(tensors)
-    found: Gradients = {
-        f"output {i}" if len(outputs) > 1 else "output": output.detach().clone() for i, output in enumerate(outputs)
-    }
+    named = {f"output {i}" if len(outputs) > 1 else "output": output for i, output in enumerate(outputs)}
+    found: Gradients = {name: output.detach().clone() for name, output in named.items()}
+    pairs = itertools.product(named, tensors)
+    views = frozenset(pair for pair in pairs if _share_memory(named[pair[0]], tensors[pair[1]]))
     wanted = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
     if wanted:
         found |= gradients_of(call, outputs, wanted, nudge or (lambda gradient: gradient))
     moves_generator = not torch.equal(random_before, _random_state(tensors))
-    return Answer(found, tuple(output.dtype for output in outputs), moves_generator)
+    return Answer(found, tuple(output.dtype for output in outputs), moves_generator, views)
+
+
+def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
 def _random_state(tensors: Tensors) -> torch.Tensor:

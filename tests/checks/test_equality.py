@@ -130,7 +130,9 @@ def test_draws_reach_one_odd_sizes_chunk_edges_and_chunks_above_the_size():
     assert any(d["N"] % 2 for d in dims)
     assert {layout for draw in calls for layout in draw.layouts.values()} == {"contiguous", "transposed", "strided"}
     assert {pattern for draw in calls for pattern in draw.patterns.values()} == {"even", "runs", "alike"}
-    assert any(draw.frozen for draw in calls)
+    with_gradient = [({"hidden", "weight", *draw.case.present} - {"class_weight"}) - draw.frozen for draw in calls]
+    alone = [names for names in with_gradient if len(names) == 1]
+    assert {*itertools.chain(*alone)} == {"hidden", "weight", "bias"}
     assert {draw.share for draw in calls} == {0.0, 0.3, 1.0}
     assert {draw.case.present for draw in calls} == {(), ("bias",), ("class_weight",), ("bias", "class_weight")}
     assert {draw.magnitude for draw in calls} == {0.1, 1.0, 3.0, 5.0, 8.0}

@@ -1,4 +1,4 @@
-"""Calls in another mode: under autocast, differentiated twice, and with an input of another dtype."""
+"""Calls in another mode: under autocast, without a graph, differentiated twice, and with an input of another dtype."""
 
 from __future__ import annotations
 
@@ -157,6 +157,46 @@ def test_a_form_must_not_round_under_autocast_where_naive_does_not() -> None:
     status, text = found(contract_of(rounds, naive), "float32")
     assert status == "fail"
     assert "mode=autocast" in text
+
+
+def without_a_graph(otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    def form(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = product(x, y) if torch.is_grad_enabled() else otherwise(x, y)
+        return result
+
+    return form
+
+
+def test_a_form_that_is_wrong_without_a_graph_fails_in_one_dtype() -> None:
+    made = contract_of(without_a_graph(lambda x, y: product(x, 1.05 * y)))
+    status, text = found(made, made.dtypes[0])
+    assert status == "fail"
+    assert "mode=no_grad" in text
+    assert found(made, made.dtypes[1])[0] == "pass"
+
+
+def test_a_form_must_not_write_into_its_input_without_a_graph() -> None:
+    made = contract_of(without_a_graph(lambda x, y: x.copy_(product(x, y))))
+    status, text = found(made, made.dtypes[0])
+    assert status == "fail"
+    assert "writes into its input x" in text
+
+
+def test_every_option_meets_every_mode() -> None:
+    made = Contract(
+        name="biased", naive=biased, forms={"form": biased}, dims={"T": Dim(1, 20)}, choices={"times": (1, 2)},
+        inputs=[TensorSpec("x", "T", grad=True), TensorSpec("bias", "T", grad=True, optional=True)],
+        cases={"small": {"T": 4}},
+    )  # fmt: skip
+    draws = [call.draw for dtype in made.dtypes for call in drawn_calls(made, dtype, 32)]
+    for mode in ("autocast", "no_grad", "twice"):
+        met = {(draw.case.choices["times"], draw.case.present) for draw in draws if draw.mode == mode}
+        assert {times for times, _ in met} == {1, 2}
+        assert {present for _, present in met} == {(), ("bias",)}
+
+
+def biased(x: torch.Tensor, bias: torch.Tensor | None, *, times: int) -> torch.Tensor:
+    return times * x if bias is None else times * x + bias
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])

@@ -49,6 +49,20 @@ def test_every_floating_input_is_spoiled_in_one_dtype_and_spelled() -> None:
         Draw.parsed(made, "T=1,D=1,dtype=float32,spoiled=y")
 
 
+def test_a_result_that_shares_memory_with_an_input_fails_unless_naives_does() -> None:
+    def first(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+        return x[:1] if scale is None else x[:1] * scale
+
+    def copied(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+        return first(x, scale).clone()
+
+    status, text = found(contract_of(first, copied), "float32")
+    assert status == "fail"
+    assert "returns an output that shares memory with its input x, naive's does not" in text
+    assert found(contract_of(first, first), "float32")[0] == "pass"
+    assert found(contract_of(copied, first), "float32")[0] == "pass"
+
+
 def test_a_number_and_an_empty_input_can_be_spoiled() -> None:
     made = Contract(
         name="adding", naive=lambda x, y: x + y.sum(), forms={"form": lambda x, y: x + y.sum()},

@@ -46,9 +46,14 @@ class AttentionTensors(NamedTuple):
         given._check_sizes()
         cast = autocast_dtype(*floating.values())
         if cast is not None:
-            return given._with_five_dims()._replace(**{name: tensor.to(cast) for name, tensor in floating.items()})
+            return given._replace(**{name: tensor.to(cast) for name, tensor in floating.items()})._with_five_dims()
         require_same("dtype", **{name: tensor.dtype for name, tensor in floating.items()})
         return given._with_five_dims()
+
+    @property
+    def map_dtype(self) -> torch.dtype:
+        """The dtype of the map: under autocast float32, in which torch returns a softmax."""
+        return self.q.dtype if autocast_dtype(self.q) is None else torch.float32
 
     def _present(self) -> dict[str, torch.Tensor]:
         return {name: tensor for name, tensor in self._asdict().items() if tensor is not None}

@@ -65,7 +65,7 @@ def attend(chunk: AttentionTensors, rows: slice, options: AttentionOptions) -> t
 def map_of(tensors: AttentionTensors, options: AttentionOptions) -> torch.Tensor:
     """Return the weights of all keys for all queries, ``[B, G, R, Q, K]``, before dropout and without a graph."""
     own = ChunkOptions(causal=options.causal, scale=options.scale).fitting(tensors)
-    map_BGRQK = tensors.q.new_empty(*tensors.q.shape[:4], tensors.k.shape[2])
+    map_BGRQK = tensors.q.new_empty(*tensors.q.shape[:4], tensors.k.shape[2], dtype=tensors.map_dtype)
     for rows, chunk in chunks(tensors, own):
         seen = seen_in(chunk, rows, own)
         weights_BGRCK = weights_of(chunk.q, chunk.k, seen.mask, own.scale_of(chunk.q))

@@ -44,7 +44,7 @@ class _QueryChunks(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         q, k, v = given[:3]
         out_BGRQV = q.new_empty(*q.shape[:4], v.shape[3])
-        map_BGRQK = q.new_empty(*q.shape[:4], k.shape[2]) if options.keep_map else None
+        map_BGRQK = q.new_empty(*q.shape[:4], k.shape[2], dtype=tensors.map_dtype) if options.keep_map else None
         with without_autocast(q):  # the tensors already have autocast's dtype
             for rows, chunk in chunks(tensors, options):
                 out_BGRCV, weights_BGRCK = attend(chunk, rows, options)

@@ -27,4 +27,4 @@ def reported_attention(
             if weights_BGRCK is not None:
                 maps.append(weights_BGRCK)
     out_BGRQV = torch.cat(outs, dim=3)
-    return (out_BGRQV, torch.cat(maps, dim=3)) if options.keep_map else out_BGRQV
+    return (out_BGRQV, torch.cat(maps, dim=3).to(tensors.map_dtype)) if options.keep_map else out_BGRQV
