@@ -99,6 +99,19 @@ def test_a_bias_gets_its_gradient(form: str) -> None:
 
 
 # ---------------------------------------------------------------- a query that sees no key
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", [(7, 9), (4, 7, 9), (2, 4, 7, 9)])
+def test_autocast_takes_a_bias_of_every_shape_and_keeps_the_map_as_torch_does(
+    form: str, shape: tuple[int, ...]
+) -> None:
+    bias = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    with torch.autocast("cpu", BF16):
+        out, weights = attention(*heads(), bias=bias, keep_map=True, form=form)
+        wanted = naive(*heads(), None, bias.view(-1, 2, 2, 7, 9) if len(shape) > 2 else bias)
+    assert (out.dtype, weights.dtype) == (BF16, F32)
+    torch.testing.assert_close(out, wanted, rtol=0.02, atol=0.02)
+
+
 @pytest.mark.parametrize("form", [*FORMS, "naive"])
 @pytest.mark.parametrize("kind", ["mask", "bias", "both"])
 def test_a_query_that_sees_no_key_gets_zeros_and_gives_no_gradient(form: str, kind: str) -> None:
