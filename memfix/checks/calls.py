@@ -40,8 +40,8 @@ def equality_calls(
 
 def drawn_calls(contract: Contract, dtype: str, examples: int, *, seed: int = 0) -> list[Drawn]:
     """Return the simplest call and a usual one, the same in every dtype, and others that differ between dtypes: an
-    error of an option shows in any dtype. Further calls have a NaN in one input, run under autocast or without a
-    graph, or are differentiated twice, each kind in one dtype.
+    error of an option shows in any dtype. Further calls run without a graph; and, each kind in one dtype, have a NaN in
+    one input, run under autocast, or are differentiated twice.
 
     The calls are the same for every form. They are drawn once and cached.
     """
@@ -62,12 +62,13 @@ def drawn_calls(contract: Contract, dtype: str, examples: int, *, seed: int = 0)
 
 
 def _special_calls(contract: Contract, dtype: str, made: Sequence[Drawn]) -> Iterator[Drawn]:
-    """Yield calls whose outcome does not depend on the dtype, each kind in one: no graph in the first dtype, a NaN in
-    one input in the last, autocast in float32, and second derivatives in float64, which has most digits.
+    """Yield calls without a graph in every dtype, and calls whose outcome does not depend on the dtype, each kind in
+    one: a NaN in one input in the last dtype, autocast in float32, and second derivatives in float64, which has most
+    digits.
     """
-    dtypes, (some, more) = contract.dtypes, (made[1 : 1 + len(made) // part] or made[:1] for part in (6, 3))
-    if dtype == dtypes[0]:
-        yield from (in_mode(call, contract, "no_grad") for call in more)
+    dtypes = contract.dtypes
+    few, some, more = (made[1 : 1 + len(made) // part] or made[:1] for part in (10, 6, 3))
+    yield from (in_mode(call, contract, "no_grad") for call in few)
     if dtype == dtypes[-1]:
         floating = [spec for spec in contract.inputs if spec.is_floating]
         yield from (call for spec in floating for call in spoiled(made[0], contract, spec))

@@ -71,7 +71,7 @@ def evaluate(call: FormCall, tensors: Tensors, nudge: Callable[[torch.Tensor], t
     pairs = itertools.product(named, tensors)
     views = frozenset(pair for pair in pairs if _share_memory(named[pair[0]], tensors[pair[1]]))
     wanted = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
-    if wanted:
+    if wanted and call.draw.mode != "no_grad":
         found |= gradients_of(call, outputs, wanted, nudge or (lambda gradient: gradient))
     moves_generator = not torch.equal(random_before, _random_state(tensors))
     return Answer(found, tuple(output.dtype for output in outputs), moves_generator, views)
