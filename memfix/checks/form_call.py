@@ -64,7 +64,8 @@ class FormCall:
 
     def result(self, tensors: Tensors) -> Any:
         inputs = (tensors.get(spec.name) for spec in self.contract.inputs)
-        return self.contract.function(self.form)(*inputs, **self.contract.options(self.form, self.draw.case))
+        with refusing_exit():
+            return self.contract.function(self.form)(*inputs, **self.contract.options(self.form, self.draw.case))
 
     def outputs(self, tensors: Tensors) -> list[torch.Tensor]:
         """The form's result as a list, under bfloat16 autocast or without a graph where the draw says so."""
@@ -98,6 +99,15 @@ class FormCall:
 def phases_of(contract: Contract) -> tuple[Phase, ...]:
     """Return the phases that have a step of their own: without gradients only the forward."""
     return ("forward", "held", "train") if any(spec.grad for spec in contract.inputs) else ("forward",)
+
+
+@contextlib.contextmanager
+def refusing_exit() -> Iterator[None]:
+    """Raise an error for a form that calls ``sys.exit``, which would end the gate, even with 0."""
+    try:
+        yield
+    except SystemExit as error:
+        raise RuntimeError(f"it called sys.exit({error.code!r})") from error
 
 
 def read_to_end(result: Any) -> Any:
@@ -198,7 +208,8 @@ class _Steps:
         if not self._upstreams:  # counted as an input, though its shape is only known after the forward
             with self._as_inputs():
                 self._upstreams = [torch.ones_like(output) for output in outputs]
-        torch.autograd.backward(outputs, self._upstreams)
+        with refusing_exit():
+            torch.autograd.backward(outputs, self._upstreams)
         for tensor in self._tensors.values():
             tensor.grad = None
 

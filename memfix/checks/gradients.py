@@ -18,7 +18,7 @@ import torch
 
 from ..laws import NAIVE
 from .comparing import Unequal, same_bits
-from .form_call import FormCall, Tensors
+from .form_call import FormCall, Tensors, refusing_exit
 from .inputs import Draw, laid_out
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -62,7 +62,8 @@ def _backward(outputs: Sequence[torch.Tensor], draw: Draw, number: int, change: 
     upstream = [change(gradient) for _, gradient in used]
     before = [gradient.clone() for gradient in upstream]
     if used:
-        torch.autograd.backward([output for output, _ in used], upstream, retain_graph=not is_last)
+        with refusing_exit():
+            torch.autograd.backward([output for output, _ in used], upstream, retain_graph=not is_last)
     if not all(map(same_bits, before, upstream)):
         raise Unequal("writes into the gradient that arrives for its result")
 

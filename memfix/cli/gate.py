@@ -103,9 +103,9 @@ def gate(
     _require_writable(paths)
     lock = None if no_lock else lock_path
     with progress() as say:
+        left_out = options.findings_of_packages_left_out(ops)  # their files may be what changed
         ops, notes = (ops, ()) if changed_ref is None else _touched(ops, changed_ref, None if on_time else lock)
         any_op = changed_ref is None or bool(ops)
-        left_out = options.findings_of_packages_left_out(ops) if any_op else []
         if update and left_out:
             raise UsageError(f"--update would drop the lock entries of ops that were left out: {left_out[0].message}")
         chosen = options.contracts_of(ops) if any_op else []

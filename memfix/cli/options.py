@@ -134,13 +134,13 @@ def contracts_of(ops: Sequence[str]) -> list[Contract]:
 
 
 def findings_of_packages_left_out(ops: Sequence[str]) -> list[Finding]:
-    """Return an error finding for each package that could not be loaded, if all ops are checked: else the check would
-    pass without them."""
+    """Return an error finding for each package that could not be loaded whole, if all ops are checked or this package
+    is named: else the check would pass without its ops."""
     from ..checks.finding import Finding
     from ..registry import registered
 
     named = "; repair it, or name the ops and packages to judge without it"
-    left_out = () if ops else registered().left_out
+    left_out = [each for each in registered().left_out if not ops or each[0] in ops]
     return [Finding("contract", package, "", "error", f"{reason}{named}") for package, reason in left_out]
 
 

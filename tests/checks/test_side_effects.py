@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from memfix import Contract, Dim, Form, TensorSpec
 from memfix.checks.calls import drawn_calls
+from memfix.checks.effort import PROFILES
 from memfix.checks.equality import check_equality
+from memfix.checks.examine import examine
 from memfix.checks.inputs import Draw, make_inputs
 from memfix.errors import UsageError
+from memfix.meters import get_meter
 
 
 def product(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
@@ -61,6 +66,46 @@ def test_a_result_that_shares_memory_with_an_input_fails_unless_naives_does() ->
     assert "returns an output that shares memory with its input x, naive's does not" in text
     assert found(contract_of(first, first), "float32")[0] == "pass"
     assert found(contract_of(copied, first), "float32")[0] == "pass"
+
+
+@pytest.mark.parametrize("wrong", [12345.0, float("inf"), float("nan")])
+def test_where_naive_and_the_truth_are_infinite_a_form_must_be_too(wrong: float) -> None:
+    def infinite(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+        return x.relu().log() if scale is None else x * scale
+
+    def bounded(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+        out = infinite(x, scale)
+        return out.masked_fill(out.isneginf(), wrong)
+
+    assert found(contract_of(infinite, infinite), "float32")[0] == "pass"
+    status, text = found(contract_of(bounded, infinite), "float32")
+    assert status == "fail"
+    assert "output is neither naive's nor the truth where naive is not finite" in text
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_form_that_ends_the_process_fails(where: str) -> None:
+    class Exiting(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            if where == "forward":
+                sys.exit(0)
+            return x * 2.0
+
+        @staticmethod
+        def backward(ctx: Any, upstream: torch.Tensor) -> torch.Tensor:
+            sys.exit(0)
+
+    def exits(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+        result: torch.Tensor = Exiting.apply(x) if scale is None else x * scale
+        return result
+
+    status, text = found(contract_of(exits))
+    assert (status, "raises RuntimeError: it called sys.exit(0)" in text) == ("fail", True)
+    statuses = {
+        finding.status for finding in examine(contract_of(exits), get_meter("simulated"), PROFILES["dev"]).findings
+    }
+    assert "fail" in statuses
 
 
 def test_a_number_and_an_empty_input_can_be_spoiled() -> None:

@@ -20,7 +20,7 @@ from memfix import registry
 from memfix.checks.finding import Finding
 from memfix.cli.options import with_from_option
 from memfix.contract import Contract, Dim, TensorSpec
-from memfix.gate import run
+from memfix.gate import run, touched
 from memfix.gate.judge import Verdict
 from memfix.gate.lock import HEADER
 from memfix.laws import Budget
@@ -361,6 +361,36 @@ def broken_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_a_broken_package_is_told_once_and_the_other_ops_are_judged(memfix: Any, broken_package: str) -> None:
     ended = memfix("check", "embedding", "--form", "gather", "--at", SMALL_CALL)
     assert (ended.exit_code, ended.err) == (0, f"memfix: left out: {broken_package}\n")
+
+
+def test_a_gate_of_what_changed_ends_with_2_where_a_package_is_broken(
+    memfix: Any, broken_package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The change may be what broke it, and no op of it is known then."""
+    monkeypatch.setattr(touched, "touched_ops", lambda *_: touched.Touched((), "no op is touched"))
+    ended = memfix("gate", "--changed", "--no-lock")
+    assert ended.exit_code == 2
+    assert f"theirs: {broken_package}" in ended.out
+
+
+def test_a_gate_of_a_package_ends_with_2_where_one_of_its_ops_is_left_out(
+    memfix: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedding = registry.all_contracts()["embedding"]
+    theirs = types.SimpleNamespace(
+        one=dataclasses.replace(embedding, name="one"), rope=dataclasses.replace(embedding, name="rope")
+    )
+    monkeypatch.setitem(sys.modules, "theirs", theirs)
+    entry = EntryPoint("theirs", "theirs", registry.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda *, group: [entry])
+    monkeypatch.setattr(run, "run_gate", lambda *_, **__: Verdict((), (), "simulated"))
+    registry.registered.cache_clear()
+    try:
+        ended = memfix("gate", "--no-lock", "theirs")
+    finally:
+        registry.registered.cache_clear()
+    assert ended.exit_code == 2
+    assert "two contracts are named 'rope'" in ended.out
 
 
 def test_a_gate_of_all_ops_ends_with_2_where_a_package_is_broken(
