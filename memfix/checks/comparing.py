@@ -118,7 +118,7 @@ def compare(answer: Answer, reference: Reference, tolerance: Tolerance, dtype: t
     if answer.moves_generator and not naive.moves_generator:
         raise Unequal("seeds or uses the caller's random generator, which naive leaves alone")
     for output, given in sorted(answer.views - naive.views):
-        raise Unequal(f"returns an {output} that shares memory with its input {given}, naive's does not")
+        raise Unequal(f"its {output} shares memory with its input {given}; naive's does not")
     for name, expected in reference.expected.items():
         if name not in answer.tensors:  # it belongs to a second backward, which the form refused
             continue

@@ -115,9 +115,14 @@ def is_due(check: Check, contract: Contract, meter: Meter, found: Found) -> bool
 
 
 def run_check(check: Check, contract: Contract, tools: Tools) -> Outcome:
-    """Run one check, all but a speed check on one core. A measurement that raises gives a finding, not an exception."""
-    with contextlib.nullcontext() if check.kind == "speed" else one_core():
-        return _run_check(check, contract, tools)
+    """Run one check, all but a speed check on one core. A measurement that raises gives a finding, not an exception,
+    as does a form that calls ``sys.exit``, which would end the gate."""
+    try:
+        with contextlib.nullcontext() if check.kind == "speed" else one_core():
+            return _run_check(check, contract, tools)
+    except SystemExit as error:
+        message = f"it called sys.exit({error.code!r})"
+        return Outcome((Finding(check.kind, contract.name, check.form, "fail", message, check.case or None),))
 
 
 def _run_check(check: Check, contract: Contract, tools: Tools) -> Outcome:

@@ -208,8 +208,7 @@ class _Steps:
         if not self._upstreams:  # counted as an input, though its shape is only known after the forward
             with self._as_inputs():
                 self._upstreams = [torch.ones_like(output) for output in outputs]
-        with refusing_exit():
-            torch.autograd.backward(outputs, self._upstreams)
+        torch.autograd.backward(outputs, self._upstreams)
         for tensor in self._tensors.values():
             tensor.grad = None
 

@@ -19,6 +19,7 @@ from .output import progress, report_console
 if TYPE_CHECKING:
     from ..contract import Contract
     from ..gate.judge import Verdict
+    from ..gate.touched import Touched
 
 Paths = tuple[str | None, ...]
 """The paths of the JSON, Markdown, JUnit and SARIF reports."""
@@ -103,9 +104,15 @@ def gate(
     _require_writable(paths)
     lock = None if no_lock else lock_path
     with progress() as say:
-        left_out = options.findings_of_packages_left_out(ops)  # their files may be what changed
-        ops, notes = (ops, ()) if changed_ref is None else _touched(ops, changed_ref, None if on_time else lock)
+        notes: tuple[str, ...] = ()
+        named = ops
+        if changed_ref is not None:
+            touched = _touched(ops, changed_ref, None if on_time else lock)
+            packages = [package for package in touched.packages if not named or package in named]
+            ops, notes, named = touched.ops, (touched.note,), (*touched.ops, *packages)
         any_op = changed_ref is None or bool(ops)
+        # a package whose files changed is judged as if it was named: the change may have broken its import
+        left_out = options.findings_of_packages_left_out(named) if changed_ref is None or named else []
         if update and left_out:
             raise UsageError(f"--update would drop the lock entries of ops that were left out: {left_out[0].message}")
         chosen = options.contracts_of(ops) if any_op else []
@@ -127,14 +134,13 @@ def gate(
     return verdict.exit_code
 
 
-def _touched(ops: tuple[str, ...], ref: str, lock: Path | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return those of the named ops, or of all, that a file changed since ``ref`` touches, and a note about them."""
+def _touched(ops: tuple[str, ...], ref: str, lock: Path | None) -> Touched:
+    """Return those of the named ops, or of all, that a file changed since ``ref`` touches."""
     from ..gate.touched import touched_ops
     from ..registry import contracts
 
     # contracts() refuses an unknown name, even if nothing is touched
-    touched = touched_ops(ref, lock, [contract.name for contract in contracts(ops)] if ops else ())
-    return touched.ops, (touched.note,)
+    return touched_ops(ref, lock, [contract.name for contract in contracts(ops)] if ops else ())
 
 
 def _refuse_inapplicable_options(on_time: bool) -> None:

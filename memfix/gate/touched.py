@@ -29,6 +29,8 @@ class Touched:
 
     ops: tuple[str, ...]
     note: str
+    packages: tuple[str, ...] = ()
+    """The entry points whose files differ. Their ops are unknown if the change broke the import."""
 
 
 def touched_ops(ref: str, lock_path: Path | None, among: Sequence[str] = ()) -> Touched:
@@ -47,13 +49,15 @@ def touched_ops(ref: str, lock_path: Path | None, among: Sequence[str] = ()) -> 
     if judges:
         what = f"{_some(judges)} {'judges' if len(judges) == 1 else 'judge'} every form"
         return Touched(tuple(among or all_contracts()), f"{OPTION} {ref}: every op: {what}")
-    reasons = dict(_ops_in_lock(commit, changed, lock_path)) | dict(_ops_of(declared, changed, checkout.tracks))
+    difference = _Difference.of(declared, changed, checkout.tracks)
+    packages = tuple(sorted({source.package for source in difference.touched} - {""}))
+    reasons = dict(_ops_in_lock(commit, changed, lock_path)) | dict(difference.ops(checkout.tracks))
     reasons = {op: name for op, name in sorted(reasons.items()) if not among or op in among}
     if not reasons:
         number = f"{len(changed)} file{'s differ' if len(changed) != 1 else ' differs'}"
-        return Touched((), f"no op is touched: {number} from {ref}, and no op depends on any of them")
+        return Touched((), f"no op is touched: {number} from {ref}, and no op depends on any of them", packages)
     spelled = ", ".join(f"{op} ({name})" for op, name in reasons.items())
-    return Touched(tuple(reasons), f"{OPTION} {ref}: only what it touches: {spelled}")
+    return Touched(tuple(reasons), f"{OPTION} {ref}: only what it touches: {spelled}", packages)
 
 
 @dataclass
@@ -80,26 +84,37 @@ def _is_judge(name: str) -> bool:
     return name in JUDGES or name.startswith(tuple(f"{judge}/" for judge in JUDGES))
 
 
-def _ops_of(
-    declared: Iterable[Source], changed: dict[Path, str], is_ours: Callable[[str], bool]
-) -> Iterator[tuple[str, str]]:
-    """Yield the ops that depend on changed files, each with the first of these files."""
-    modules = {path: name for path, name in changed.items() if path.suffix == ".py"}
-    files = {source: files_used([source.module], is_ours) for source in declared}
-    folders = {path.parent for used in files.values() for path in used}
-    others = [(_nearest(path, folders), name) for path, name in changed.items() if path not in modules]
-    beside = {folder: name for folder, name in others if folder is not None}
-    touched = {source for source, used in files.items() if _first(used, modules, beside)}
-    if not touched:
-        return
-    sources_of = {op: source_of(op) for op in all_contracts()}
-    for op, source in sources_of.items():
-        if source in touched:
-            own = _modules_of(op)
-            others_there = {name for other in sources_of if sources_of[other] == source for name in _modules_of(other)}
-            used = files_used(own, is_ours) | files_used([source.module], is_ours, others_there - own)
-            if name := _first(used, modules, beside):
-                yield op, name
+@dataclass(frozen=True)
+class _Difference:
+    """The changed modules, the changed other files by the folder of modules that they belong to, and the sources of
+    contracts that depend on them."""
+
+    modules: dict[Path, str]
+    beside: dict[Path, str]
+    touched: frozenset[Source]
+
+    @staticmethod
+    def of(declared: Iterable[Source], changed: dict[Path, str], is_ours: Callable[[str], bool]) -> _Difference:
+        modules = {path: name for path, name in changed.items() if path.suffix == ".py"}
+        files = {source: files_used([source.module], is_ours) for source in declared}
+        folders = {path.parent for used in files.values() for path in used}
+        others = [(_nearest(path, folders), name) for path, name in changed.items() if path not in modules]
+        beside = {folder: name for folder, name in others if folder is not None}
+        touched = frozenset(source for source, used in files.items() if _first(used, modules, beside))
+        return _Difference(modules, beside, touched)
+
+    def ops(self, is_ours: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
+        """Yield the ops that depend on changed files, each with the first of these files."""
+        if not self.touched:
+            return
+        sources_of = {op: source_of(op) for op in all_contracts()}
+        for op, source in sources_of.items():
+            if source in self.touched:
+                own = _modules_of(op)
+                others = {name for other in sources_of if sources_of[other] == source for name in _modules_of(other)}
+                used = files_used(own, is_ours) | files_used([source.module], is_ours, others - own)
+                if name := _first(used, self.modules, self.beside):
+                    yield op, name
 
 
 def _modules_of(op: str) -> set[str]:

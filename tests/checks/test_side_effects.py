@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from memfix import Contract, Dim, Form, TensorSpec
+from memfix import BadInput, Contract, Dim, Form, TensorSpec
 from memfix.checks.calls import drawn_calls
 from memfix.checks.effort import PROFILES
 from memfix.checks.equality import check_equality
@@ -63,7 +64,7 @@ def test_a_result_that_shares_memory_with_an_input_fails_unless_naives_does() ->
 
     status, text = found(contract_of(first, copied), "float32")
     assert status == "fail"
-    assert "returns an output that shares memory with its input x, naive's does not" in text
+    assert "its output shares memory with its input x; naive's does not" in text
     assert found(contract_of(first, first), "float32")[0] == "pass"
     assert found(contract_of(copied, first), "float32")[0] == "pass"
 
@@ -106,6 +107,18 @@ def test_a_form_that_ends_the_process_fails(where: str) -> None:
         finding.status for finding in examine(contract_of(exits), get_meter("simulated"), PROFILES["dev"]).findings
     }
     assert "fail" in statuses
+
+
+def test_a_form_that_exits_at_a_bad_input_fails() -> None:
+    def exits(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+        if not isinstance(x, torch.Tensor):
+            sys.exit(0)
+        return product(x, scale)
+
+    bad = BadInput("no tensor", lambda call: call.update(x=1), "x must be a tensor")
+    made = replace(contract_of(exits), bad_inputs=(bad,))
+    found = examine(made, get_meter("simulated"), PROFILES["dev"]).findings
+    assert [(f.check, f.message) for f in found if f.status == "fail"] == [("bad input", "it called sys.exit(0)")]
 
 
 def test_a_number_and_an_empty_input_can_be_spoiled() -> None:

@@ -367,7 +367,7 @@ def test_a_gate_of_what_changed_ends_with_2_where_a_package_is_broken(
     memfix: Any, broken_package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The change may be what broke it, and no op of it is known then."""
-    monkeypatch.setattr(touched, "touched_ops", lambda *_: touched.Touched((), "no op is touched"))
+    monkeypatch.setattr(touched, "touched_ops", lambda *_: touched.Touched((), "no op is touched", ("theirs",)))
     ended = memfix("gate", "--changed", "--no-lock")
     assert ended.exit_code == 2
     assert f"theirs: {broken_package}" in ended.out

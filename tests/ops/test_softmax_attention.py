@@ -98,7 +98,6 @@ def test_a_bias_gets_its_gradient(form: str) -> None:
     torch.testing.assert_close(ours, theirs)
 
 
-# ---------------------------------------------------------------- a query that sees no key
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("shape", [(7, 9), (4, 7, 9), (2, 4, 7, 9)])
 def test_autocast_takes_a_bias_of_every_shape_and_keeps_the_map_as_torch_does(
@@ -112,6 +111,7 @@ def test_autocast_takes_a_bias_of_every_shape_and_keeps_the_map_as_torch_does(
     torch.testing.assert_close(out, wanted, rtol=0.02, atol=0.02)
 
 
+# ---------------------------------------------------------------- a query that sees no key
 @pytest.mark.parametrize("form", [*FORMS, "naive"])
 @pytest.mark.parametrize("kind", ["mask", "bias", "both"])
 def test_a_query_that_sees_no_key_gets_zeros_and_gives_no_gradient(form: str, kind: str) -> None:
