@@ -108,8 +108,7 @@ def gate(
         named = ops
         if changed_ref is not None:
             touched = _touched(ops, changed_ref, None if on_time else lock)
-            packages = [package for package in touched.packages if not named or package in named]
-            ops, notes, named = touched.ops, (touched.note,), (*touched.ops, *packages)
+            ops, notes, named = touched.ops, (touched.note,), (*touched.ops, *touched.packages)
         any_op = changed_ref is None or bool(ops)
         # a package whose files changed is judged as if it was named: the change may have broken its import
         left_out = options.findings_of_packages_left_out(named) if changed_ref is None or named else []
@@ -135,12 +134,13 @@ def gate(
 
 
 def _touched(ops: tuple[str, ...], ref: str, lock: Path | None) -> Touched:
-    """Return those of the named ops, or of all, that a file changed since ``ref`` touches."""
+    """Return those of the named ops and packages, or of all, that a file changed since ``ref`` touches."""
     from ..gate.touched import touched_ops
     from ..registry import contracts
 
     # contracts() refuses an unknown name, even if nothing is touched
-    return touched_ops(ref, lock, [contract.name for contract in contracts(ops)] if ops else ())
+    touched = touched_ops(ref, lock, [contract.name for contract in contracts(ops)] if ops else ())
+    return replace(touched, packages=tuple(each for each in touched.packages if not ops or each in ops))
 
 
 def _refuse_inapplicable_options(on_time: bool) -> None:
