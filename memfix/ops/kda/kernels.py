@@ -314,26 +314,27 @@ def scan(
     if HAS_INITIAL:
         state_VK += tl.load(initial + of_sequence, mask=in_state, other=0.0)
     begin, end = _chunks_of(sequence, first_chunk, NUM_CHUNKS, PACKED)
-    apart = tl.maximum(tl.cdiv(end - begin, NUM_INNER + 1), 1)
-    for step in tl.range(0, end - begin, num_stages=STAGES):
-        slot = begin + step
-        first, exists = _tokens_of(slot, bounds, START, T, STRIDE, NUM_CHUNKS, C, PACKED)
-        row, chunk = first * H + head, slot * H + head
-        weight_CK = _load_of_chunk(weights, chunk, at_k, K, C)
-        value_CV = _load_of_chunk(values, chunk, at_v, V, C)
-        query_CK = _load_of_chunk(queries, chunk, at_k, K, C)
-        key_CK = _load_of_chunk(keys, chunk, at_k, K, C)
-        score_CC = tl.load(scores + chunk * (C * C) + token[:, None] * C + token[None, :])
-        kept = tl.load(decay + chunk * K + at_k, mask=at_k < K, other=0.0)
-        narrow_VK = state_VK.to(dtype)
-        new_VC = (tl.trans(value_CV).to(tl.float32) - product(narrow_VK, tl.trans(weight_CK))).to(dtype)
-        answer_VC = product(narrow_VK, tl.trans(query_CK)) + product(new_VC, tl.trans(score_CC))
-        _store(out, row, exists, at_v, tl.trans(answer_VC), V, H)
-        state_VK = state_VK * kept[None, :] + product(new_VC, key_CK)
+    of_piece = tl.maximum(tl.cdiv(end - begin, NUM_INNER + 1), 1)
+    # a store of the state inside the loop over chunks would slow each of its steps down
+    for piece in range(NUM_INNER + 1 if HAS_INNER else 1):
+        end_of_piece = tl.minimum(begin + (piece + 1) * of_piece, end)
+        for slot in tl.range(begin + piece * of_piece, end_of_piece, num_stages=STAGES):
+            first, exists = _tokens_of(slot, bounds, START, T, STRIDE, NUM_CHUNKS, C, PACKED)
+            row, chunk = first * H + head, slot * H + head
+            weight_CK = _load_of_chunk(weights, chunk, at_k, K, C)
+            value_CV = _load_of_chunk(values, chunk, at_v, V, C)
+            query_CK = _load_of_chunk(queries, chunk, at_k, K, C)
+            key_CK = _load_of_chunk(keys, chunk, at_k, K, C)
+            score_CC = tl.load(scores + chunk * (C * C) + token[:, None] * C + token[None, :])
+            kept = tl.load(decay + chunk * K + at_k, mask=at_k < K, other=0.0)
+            narrow_VK = state_VK.to(dtype)
+            new_VC = (tl.trans(value_CV).to(tl.float32) - product(narrow_VK, tl.trans(weight_CK))).to(dtype)
+            answer_VC = product(narrow_VK, tl.trans(query_CK)) + product(new_VC, tl.trans(score_CC))
+            _store(out, row, exists, at_v, tl.trans(answer_VC), V, H)
+            state_VK = state_VK * kept[None, :] + product(new_VC, key_CK)
         if HAS_INNER:
-            is_inner = ((step + 1) % apart == 0) & (step + 1 < end - begin)
-            at = (step // apart).to(tl.int64) * tl.num_programs(0) * (K * V)
-            tl.store(inner + at + of_sequence, state_VK, mask=in_state & is_inner)
+            at = piece * tl.num_programs(0).to(tl.int64) * (K * V) + of_sequence
+            tl.store(inner + at, state_VK, mask=in_state & (end_of_piece < end))
     tl.store(final + of_sequence, state_VK, mask=in_state)
 
 
