@@ -48,6 +48,10 @@ class Tolerance:
     absolute_ulps: float = 0.0
     rms_ulps: float | None = None
 
+    def times(self, number: float) -> Tolerance:
+        """Allow ``number`` times as large errors."""
+        return Tolerance(**{name: value and value * number for name, value in vars(self).items()})
+
     def spelled(self) -> str:
         """Return ``(factor=4.0, ...)``, without rare options that are not given."""
         text = str(self).removeprefix("Tolerance")

@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .errors import MeasurementError, MeterUnavailable, UsageError
-from .meters import get_meter
+from .errors import MeasurementError, UsageError
+from .meters import usable_meter
 from .meters.base import Meter, Reading, Step
 from .meters.one_rank import Mesh, World, one_rank_of
 
@@ -44,10 +44,7 @@ def peak(
         raise UsageError(f"warmup is how often the step runs before it is measured, at least 0; got {warmup}")
     if assume and meter != "simulated":
         raise UsageError(f"assume decides values that only the simulated meter lacks, got meter={meter!r}")
-    chosen = get_meter(meter, gpu, assume)
-    reason = chosen.unavailable_reason()
-    if reason is not None:
-        raise MeterUnavailable(f"{meter} meter unavailable: {reason}")
+    chosen = usable_meter(meter, gpu, assume)
 
     if mesh is not None:
         _require_takes_a_mesh(build)

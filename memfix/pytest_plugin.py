@@ -129,9 +129,9 @@ class Plugin:
     # ---------------------------------------------------------------- while tests run
     @cached_property
     def meter_and_note(self) -> tuple[Meter, str | None]:
-        from .meters import usable_meter
+        from .meters import meter_or_simulated
 
-        return usable_meter(self.settings.meter)
+        return meter_or_simulated(self.settings.meter)
 
     @cached_property
     def no_gpu_reason(self) -> str | None:

@@ -235,10 +235,13 @@ def test_the_size_of_an_element_is_torchs(dtype: str, size: int) -> None:
             "input 'x': an integer input needs values=Integers(high), where high is a number or the name of a dim",
         ),
         (
-            {"layouts": ("contiguous", "sparse")},
-            "input 'x': layouts must be some of ('contiguous', 'transposed', 'strided'), got ('contiguous', 'sparse')",
+            {"layouts": ("dense",)},
+            "input 'x': layouts must be some of ('contiguous', 'transposed', 'strided', 'sliced'), got ('dense',)",
         ),
-        ({"layouts": ()}, "input 'x': layouts must be some of ('contiguous', 'transposed', 'strided'), got ()"),
+        (
+            {"layouts": ()},
+            "input 'x': layouts must be some of ('contiguous', 'transposed', 'strided', 'sliced'), got ()",
+        ),
         (
             {"patterns": ("even", "odd")},
             "input 'x': patterns must be some of ('even', 'runs', 'alike'), got ('even', 'odd')",

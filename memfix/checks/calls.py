@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
 from ..contract import Contract
 from .draws import Drawn, drawn, equality_draws, in_mode, name_of_draws, spoiled, usual, usual_draws
+from .inputs import AUTOCASTS
 from .kernel_calls import calls_for_kernels
 
 Place = Literal["cpu", "cuda", "interpreter"]
@@ -66,15 +68,19 @@ def _special_calls(contract: Contract, dtype: str, made: Sequence[Drawn]) -> Ite
     one: a NaN in one input in the last dtype, autocast in float32, and second derivatives in float64, which has most
     digits.
     """
-    dtypes = contract.dtypes
+    if contract.has_objects:
+        return
+    dtypes, has_gradients = contract.dtypes, any(spec.grad for spec in contract.inputs)
     few, some, more = (made[1 : 1 + len(made) // part] or made[:1] for part in (10, 6, 3))
-    yield from (in_mode(call, contract, "no_grad") for call in few)
+    if has_gradients:
+        yield from (in_mode(call, contract, "no_grad") for call in few)
     if dtype == dtypes[-1]:
         floating = [spec for spec in contract.inputs if spec.is_floating]
         yield from (call for spec in floating for call in spoiled(made[0], contract, spec))
     if dtype == "float32":
-        yield from (in_mode(call, contract, "autocast") for call in more)
-    if dtype == ("float64" if "float64" in dtypes else dtypes[-1]) and any(spec.grad for spec in contract.inputs):
+        modes = itertools.cycle(AUTOCASTS)
+        yield from (in_mode(call, contract, mode) for call, mode in zip(more, modes, strict=False))
+    if dtype == ("float64" if "float64" in dtypes else dtypes[-1]) and has_gradients:
         yield from (in_mode(call, contract, "twice") for call in some)
 
 

@@ -14,7 +14,7 @@ from ..laws import Phase
 from ..meters.base import Step
 from ..meters.stages import stage
 from .finding import Finding, Status
-from .inputs import Draw, make_inputs
+from .inputs import AUTOCASTS, Draw, make_inputs
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -24,8 +24,7 @@ class FormCall:
     """A form, and the draw that fixes its call.
 
     In equality checks a quarter of a dtype's calls come second: another call of the same shape runs first, so that a
-    cached answer is wrong. Another quarter repeats the backward, where the op promises that. Each draw does both, in
-    different dtypes.
+    cached answer is wrong. Another quarter repeats the backward. Each draw does both, in different dtypes.
     """
 
     contract: Contract
@@ -68,10 +67,10 @@ class FormCall:
             return self.contract.function(self.form)(*inputs, **self.contract.options(self.form, self.draw.case))
 
     def outputs(self, tensors: Tensors) -> list[torch.Tensor]:
-        """The form's result as a list, under bfloat16 autocast or without a graph where the draw says so."""
+        """The form's result as a list, under autocast or without a graph where the draw says so."""
         device, mode = next(iter(tensors.values())).device.type, self.draw.mode
         with (
-            torch.autocast(device, torch.bfloat16, enabled=mode == "autocast"),
+            torch.autocast(device, self.rounded_to, enabled=mode in AUTOCASTS),
             torch.set_grad_enabled(mode != "no_grad"),
         ):
             return output_tensors(self.result(tensors))
@@ -82,7 +81,7 @@ class FormCall:
 
     @property
     def num_backwards(self) -> int:
-        return 2 if self._turn == 1 and self.contract.repeats_backward else 1
+        return 2 if self._turn == 1 else 1
 
     @property
     def _turn(self) -> int:
@@ -92,7 +91,7 @@ class FormCall:
     @property
     def rounded_to(self) -> torch.dtype:
         """The dtype whose roundings a form may make."""
-        dtype: torch.dtype = torch.bfloat16 if self.draw.mode == "autocast" else getattr(torch, self.draw.case.dtype)
+        dtype: torch.dtype = getattr(torch, AUTOCASTS.get(self.draw.mode, self.draw.case.dtype))
         return dtype
 
 

@@ -90,9 +90,11 @@ def _second_derivatives(outputs: Sequence[torch.Tensor], wanted: Tensors, draw: 
 
 
 def _may_refuse_backward(call: FormCall, number: int, error: RuntimeError) -> bool:
-    """Whether a second backward may fail: with an error that names the op, unless the contract promises repeats."""
+    """Whether a second backward may fail: where the contract does not promise repeats, and by the name of the op in a
+    form that is an exception to the promise."""
     contract = call.contract
-    return number > 0 and not contract.repeats_backward_of(call.form) and contract.name in str(error)
+    is_exception = not contract.repeats_backward_of(call.form) and contract.name in str(error)
+    return number > 0 and (is_exception or not contract.repeats_backward)
 
 
 def _may_refuse_second_derivative(call: FormCall, error: RuntimeError) -> bool:

@@ -45,8 +45,10 @@ from ..errors import ContractError, UsageError, did_you_mean
 
 Upstream = Literal["dense", "expanded", "transposed", "masked", "partial"]
 UPSTREAMS: tuple[Upstream, ...] = ("dense", "expanded", "transposed", "masked", "partial")
-Mode = Literal["plain", "autocast", "twice", "no_grad"]
-MODES: tuple[Mode, ...] = ("plain", "autocast", "twice", "no_grad")
+Mode = Literal["plain", "autocast", "autocast_float16", "twice", "no_grad"]
+MODES: tuple[Mode, ...] = ("plain", "autocast", "autocast_float16", "twice", "no_grad")
+AUTOCASTS: Mapping[Mode, str] = {"autocast": "bfloat16", "autocast_float16": "float16"}
+"""The dtype of each mode with autocast."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ class Draw:
 
     ``share`` is the share of elements that a ``sometimes`` value replaces, and of a mask that is True. Without one, as
     at the cases, nothing is replaced: a meter that knows no values and one that does then measure the same step.
-    ``magnitude`` multiplies ``Normal`` inputs. ``LogUniform`` ones it moves within their range: to ``low`` where it is
-    large, to ``high`` where it is small.
+    ``magnitude`` multiplies ``Normal`` inputs, in float16 by at most 8: products of larger ones overflow. It moves
+    ``LogUniform`` inputs within their range: to ``low`` where it is large, to ``high`` where it is small.
     """
 
     case: Case
@@ -73,8 +75,13 @@ class Draw:
     dtypes: Mapping[str, str] = field(default_factory=dict)
     """Dtypes of inputs that differ from the declared ones (``TensorSpec.also_in``)."""
     mode: Mode = "plain"
-    """``autocast``: the call is made under bfloat16 autocast. ``twice``: its gradients are differentiated again.
-    ``no_grad``: it is made without a graph, as in evaluation."""
+    """``autocast``, ``autocast_float16``: the call is made under autocast to bfloat16, or to float16. ``twice``: its
+    gradients are differentiated again. ``no_grad``: it is made without a graph, as in evaluation."""
+
+    @property
+    def is_extreme(self) -> bool:
+        """Whether its values are so large that their exponentials overflow in float32."""
+        return self.magnitude > _MOST_IN_FLOAT16
 
     def spelled(self) -> str:
         """Return the draw as one line, which ``parsed`` reads back."""
@@ -171,16 +178,24 @@ def make_input(spec: TensorSpec, draw: Draw, device: str, generator: torch.Gener
 
 
 def laid_out(size: tuple[int, ...], dtype: torch.dtype, device: str | torch.device, layout: Layout) -> torch.Tensor:
-    """Return an uninitialised tensor of ``size``; ``strided`` leaves a gap after every element and before the first."""
+    """Return an uninitialised tensor of ``size``: ``strided`` with a gap after every element and before the first;
+    ``sliced`` as a slice of a wider tensor, whose rows are contiguous, and from three axes on with the two axes before
+    the last swapped, like attention heads.
+    """
     if layout == "transposed" and len(size) > 1:
         return torch.empty(size[::-1], dtype=dtype, device=device).permute(*range(len(size))[::-1])
     if layout == "strided" and size:
         return torch.empty((*size[:-1], 2 * size[-1] + 1), dtype=dtype, device=device)[..., 1::2]
+    if layout == "sliced" and size:
+        swapped = (*size[:-3], size[-2], size[-3], size[-1] + 2) if len(size) > 2 else (*size[:-1], size[-1] + 2)
+        tensor = torch.empty(swapped, dtype=dtype, device=device)[..., 1:-1]
+        return tensor.transpose(-3, -2) if len(size) > 2 else tensor
     return torch.empty(size, dtype=dtype, device=device)
 
 
 # ---------------------------------------------------------------- values
 _SHARE_OF_A_MASK = 0.3
+_MOST_IN_FLOAT16 = 8.0
 _SMALL = 1 / 32  # the size of small rows
 _ROUNDINGS_APART = 1  # what rows that are alike differ by, in roundings of their dtype
 _RUN = 8  # rows, on average
@@ -205,7 +220,8 @@ def make_values(spec: TensorSpec, draw: Draw, dtype: torch.dtype, generator: tor
         tensor = _from_function(spec, values, size, own, case.dims, dtype).to(generator.device)
     else:
         made["dtype"] = torch.float64 if dtype == torch.float64 else torch.float32
-        tensor = _floats(values, case.dims, size, made, draw.magnitude, pattern)
+        magnitude = min(draw.magnitude, _MOST_IN_FLOAT16) if case.dtype == "float16" else draw.magnitude
+        tensor = _floats(values, case.dims, size, made, magnitude, pattern)
         if pattern == "alike":
             tensor = _alike(tensor, _ROUNDINGS_APART * torch.finfo(dtype).eps)
     if spec.sometimes is not None:

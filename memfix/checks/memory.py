@@ -69,11 +69,15 @@ def bytes_of(reading: Reading, phase: Phase) -> int:
 
 
 def judge_leak(call: FormCall, phase: Phase, reading: Reading) -> Finding | None:
-    """Fail a form that leaks: bytes stay after the result is dropped, and the next call adds as many."""
-    if reading.leaked_bytes < reading.granularity_bytes:
+    """Fail a form that leaks: bytes stay after the result is dropped, and the next call adds as many. Python's cycle
+    collector may free them, but it counts objects, not bytes: many calls can run out of memory before it runs."""
+    if reading.leaked_bytes >= reading.granularity_bytes:
+        leaked, why = reading.leaked_bytes, "alive after the result was dropped"
+    elif reading.cyclic_bytes >= reading.granularity_bytes:
+        leaked, why = reading.cyclic_bytes, "in a reference cycle, until Python's collector runs"
+    else:
         return None
-    leaked = format_bytes(reading.leaked_bytes)
-    message = f"leaks {leaked} per call: alive after the result was dropped, meter {reading.meter}"
+    message = f"leaks {format_bytes(leaked)} per call: {why}, meter {reading.meter}"
     return call.finding("leak", "fail", message, phase, details=_explained(call, phase, reading))
 
 

@@ -21,6 +21,8 @@ from .gradients import Gradients, gradients_of
 from .inputs import Draw
 from .lowered import lowered_constants
 from .poison import poisoned_memory
+from .saved import require_saved, share_memory
+from .settings import settings_watched
 
 
 def run_form(call: FormCall, inputs: Tensors, device: str) -> Answer:
@@ -64,23 +66,14 @@ def evaluate(call: FormCall, tensors: Tensors, nudge: Callable[[torch.Tensor], t
             name: nudge(tensor.detach()).requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else tensor
             for name, tensor in tensors.items()
         }
-    random_before = _random_state(tensors)
-    outputs = call.outputs(tensors)
-    named = {f"output {i}" if len(outputs) > 1 else "output": output for i, output in enumerate(outputs)}
-    found: Gradients = {name: output.detach().clone() for name, output in named.items()}
-    pairs = itertools.product(named, tensors)
-    views = frozenset(pair for pair in pairs if _share_memory(named[pair[0]], tensors[pair[1]]))
-    wanted = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
-    if wanted and call.draw.mode != "no_grad":
-        found |= gradients_of(call, outputs, wanted, nudge or (lambda gradient: gradient))
-    moves_generator = not torch.equal(random_before, _random_state(tensors))
-    return Answer(found, tuple(output.dtype for output in outputs), moves_generator, views)
-
-
-def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
-
-
-def _random_state(tensors: Tensors) -> torch.Tensor:
-    """Return the state of the random generator that a call with these tensors would use."""
-    return torch.cuda.get_rng_state() if any(t.is_cuda for t in tensors.values()) else torch.get_rng_state()
+    with settings_watched() as changes:
+        outputs = call.outputs(tensors)
+        named = {f"output {i}" if len(outputs) > 1 else "output": output for i, output in enumerate(outputs)}
+        found: Gradients = {name: output.detach().clone() for name, output in named.items()}
+        pairs = itertools.product(named, tensors)
+        views = frozenset(pair for pair in pairs if share_memory(named[pair[0]], tensors[pair[1]]))
+        wanted = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
+        if wanted and call.draw.mode != "no_grad":
+            require_saved(call, named, tensors)
+            found |= gradients_of(call, outputs, wanted, nudge or (lambda gradient: gradient))
+    return Answer(found, tuple(output.dtype for output in outputs), frozenset(changes), views)

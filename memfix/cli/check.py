@@ -56,9 +56,7 @@ def check(
     effort = get_effort(profile)
     if examples is not None:
         effort = Effort("asked", examples, max(1, examples // 5), seed=secrets.randbits(32))
-    used_meter, fallback = usable_meter(meter)
-    if fallback:
-        output.line(f"note: {fallback}", "yellow")
+    used_meter = usable_meter(meter)
     findings: list[Finding] = options.findings_of_packages_left_out(ops)
     with progress() as say:
         for contract in chosen:

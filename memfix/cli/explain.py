@@ -47,7 +47,7 @@ def explain(
         check_path(path)
     contract, form, case = options.call_of(op, form_name, case_name)
     other_form = options.call_of(op, against, case_name)[1] if against else None
-    meter, _ = usable_meter("simulated", gpu)
+    meter = usable_meter("simulated", gpu)
     with progress() as say:
         say(f"{contract.name}/{form} [{case.name}, {phase}]")
         reading = measure(FormCall(contract, form, Draw(case)), phase, meter)

@@ -13,8 +13,8 @@ from .dtypes import DTYPE_BYTES, INTEGER_DTYPES, WIDE, WORKING, WORKING_DTYPES, 
 from .old_spelling import refuses_old_spelling
 from .values import FromFunction, Mask, Normal, Values
 
-Layout = Literal["contiguous", "transposed", "strided"]
-LAYOUTS: tuple[Layout, ...] = ("contiguous", "transposed", "strided")
+Layout = Literal["contiguous", "transposed", "strided", "sliced"]
+LAYOUTS: tuple[Layout, ...] = ("contiguous", "transposed", "strided", "sliced")
 Pattern = Literal["even", "runs", "alike"]
 PATTERNS: tuple[Pattern, ...] = ("even", "runs", "alike")
 

@@ -36,13 +36,12 @@ def run_gate(
 ) -> Verdict:
     """Judge ``contracts``. ``whole``: they are all contracts, so lock entries of other ops are stale."""
     lock, trouble = _read_lock(lock_path, rewrites=update and whole) if lock_path else ({}, "")
-    meter, fallback = usable_meter(meter_name)
+    meter = usable_meter(meter_name)
     tools = Tools(meter, effort, say)
     lock_speaks = lock_path is not None and meter.simulation is not None
     with bases_of(base_ref, contracts) if base_ref else nullcontext() as base:
-        notes = [*(base.notes if base else []), *([fallback] if fallback else [])]
         examinations = examine_all(contracts, meter, effort, say)
-        notes += [*_estimates(examinations), *_not_run(examinations, meter.name)]
+        notes = [*(base.notes if base else []), *_estimates(examinations), *_not_run(examinations, meter.name)]
         extra = base.findings(tools) if base else []
         if base and lock_path is not None:
             extra += base.lock_changes(lock_path, lock)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from ..errors import MeasurementError, MeterUnavailable, UsageError, out_of_memory
-from ..meters import get_meter
+from ..errors import MeasurementError, UsageError, out_of_memory
+from ..meters import usable_meter
 from ..meters.base import Meter, Reading, Step, StepBuilder
 from ..meters.one_rank import one_rank_of
 from ..meters.simulated.gpus import get_gpu
@@ -121,7 +121,6 @@ def _range(leaf: Any) -> tuple[int, int] | None:
 
 def stage_meter(name: str, gpu: str, world_size: int = 1) -> Meter:
     """The meter called ``name``. Refuses one that cannot run here or does not see stages."""
-    meter = get_meter(name, gpu)
     if name == "nvml":
         raise UsageError("nvml samples a process and sees no stages; use the simulated or the cuda meter")
     if world_size < 1:
@@ -130,10 +129,7 @@ def stage_meter(name: str, gpu: str, world_size: int = 1) -> Meter:
         raise UsageError(
             f"only the simulated meter can measure one rank of {world_size} without the others: use it, or world_size 1"
         )
-    reason = meter.unavailable_reason()
-    if reason is not None:
-        raise MeterUnavailable(f"{name} meter unavailable: {reason}")
-    return meter
+    return usable_meter(name, gpu)
 
 
 def gpu_bytes(meter: Meter, gpu: str) -> int:

@@ -8,7 +8,10 @@ from typing import Any
 from ..errors import MeterUnavailable, UsageError, did_you_mean
 from .base import Allocation, Meter, Reading, StepBuilder
 
-__all__ = ["GPU_METERS", "METERS", "Allocation", "Meter", "Reading", "StepBuilder", "get_meter", "usable_meter"]
+__all__ = [
+    "GPU_METERS", "METERS", "Allocation", "Meter", "Reading", "StepBuilder", "get_meter", "meter_or_simulated",
+    "usable_meter",
+]  # fmt: skip
 
 GPU_METERS = ("simulated", "cuda", "nvml")
 METERS = (*GPU_METERS, "host")
@@ -38,16 +41,20 @@ def get_meter(name: str, gpu: str = "H200", assume: Mapping[str, Any] | None = N
     raise UsageError(f"unknown meter {name!r}{did_you_mean(name, METERS)}")
 
 
-def usable_meter(name: str, gpu: str = "H200") -> tuple[Meter, str | None]:
-    """The meter called ``name`` and None; if it lacks a GPU, the simulated meter and a sentence that says so."""
-    meter = get_meter(name, gpu)
+def usable_meter(name: str, gpu: str = "H200", assume: Mapping[str, Any] | None = None) -> Meter:
+    """The meter called ``name``. Raises ``MeterUnavailable`` if it cannot run here."""
+    meter = get_meter(name, gpu, assume)
     reason = meter.unavailable_reason()
-    if reason is None:
-        return meter, None
-    if name in ("simulated", "host"):
+    if reason is not None:
         raise MeterUnavailable(f"{name} meter unavailable: {reason}")
-    simulated = get_meter("simulated", gpu)
-    no_simulation = simulated.unavailable_reason()
-    if no_simulation is not None:
-        raise MeterUnavailable(f"{name} meter unavailable: {reason}; simulated meter unavailable: {no_simulation}")
-    return simulated, f"{name} meter unavailable: {reason}; used the simulated meter instead"
+    return meter
+
+
+def meter_or_simulated(name: str) -> tuple[Meter, str | None]:
+    """The meter called ``name`` and None; if it lacks a GPU, the simulated meter and a sentence that says so."""
+    try:
+        return usable_meter(name), None
+    except MeterUnavailable as error:
+        if name in ("simulated", "host"):
+            raise
+        return usable_meter("simulated"), f"{error}; used the simulated meter instead"

@@ -29,6 +29,7 @@ class Reading:
     ``peak_bytes`` is requested memory above what was live just before the step (``base_bytes``). ``held_bytes`` is what
     the step left live while its result was referenced, ``leaked_bytes`` what stayed live after the result was dropped.
     ``allocated_bytes`` is the peak with the allocator's rounding, ``reserved_bytes`` what it took from the device.
+    ``cyclic_bytes`` of GPU memory were freed only when Python's cycle collector ran.
     """
 
     meter: str
@@ -40,6 +41,7 @@ class Reading:
     allocated_bytes: int
     granularity_bytes: int = 1
     reserved_bytes: int | None = None
+    cyclic_bytes: int = 0
     exact: bool = True
     at_least: int | None = None
     """The lowest peak that the assumptions allow, and ``at_most`` the highest; None without assumptions or bounds."""
@@ -82,8 +84,8 @@ class Reading:
         """The memory that the warm-up calls left alive (``kept``), as a reading of its own."""
         size = sum(allocation.bytes for allocation in self.kept)
         return dataclasses.replace(
-            self, peak_bytes=size, held_bytes=size, leaked_bytes=0, allocated_bytes=size, alive_at_peak=self.kept,
-            kept=(), stages=(), timeline=None,
+            self, peak_bytes=size, held_bytes=size, leaked_bytes=0, cyclic_bytes=0, allocated_bytes=size,
+            alive_at_peak=self.kept, kept=(), stages=(), timeline=None,
         )  # fmt: skip
 
     @property
@@ -102,7 +104,7 @@ class Reading:
     def as_dict(self) -> dict[str, Any]:
         """The reading as plain data for JSON, without its timeline."""
         data = dataclasses.asdict(dataclasses.replace(self, timeline=None))
-        return {key: value for key, value in data.items() if value or key not in ("kept", "stages")}
+        return {key: value for key, value in data.items() if value or key not in ("kept", "stages", "cyclic_bytes")}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Reading:

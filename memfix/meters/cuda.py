@@ -127,6 +127,7 @@ class CudaMeter:
             after = peaks.finished()
             del result
             free_last_gradients("cuda")
+            dropped = torch.cuda.memory_stats()
             gc.collect()
             leaked = torch.cuda.memory_stats()
 
@@ -141,6 +142,7 @@ class CudaMeter:
             held_bytes=above("requested_bytes", after, "current"),
             leaked_bytes=above("requested_bytes", leaked, "current"),
             allocated_bytes=above("allocated_bytes", after, "peak"),
+            cyclic_bytes=above("requested_bytes", dropped, "current") - above("requested_bytes", leaked, "current"),
             reserved_bytes=above("reserved_bytes", after, "peak"),
             stages=tuple(peaks.stages),
         )

@@ -54,7 +54,7 @@ def init(request: Request, folder: Path, effort: Effort, *, force: bool, say: Sa
     refuse_files_that_exist([test], force)
     if not force and any(key[0] == request.name for key in read_lock(lock)):
         raise UsageError(f"{lock} has entries of {request.name} already; --force overwrites them")
-    meter, _ = usable_meter("simulated")
+    meter = usable_meter("simulated")
     first = first_contract(request, meter, effort, say)
     _write_lock(lock, first.examination)
     files = {test: _test_file(request, first.contract)}

@@ -30,7 +30,7 @@ def new_op(
     if not index.exists():
         raise UsageError(f"memfix new-op writes into a checkout of memfix, and {checkout} is none; use memfix init")
     refuse_files_that_exist([folder, page], force)
-    meter, _ = usable_meter("simulated")
+    meter = usable_meter("simulated")
     first = first_contract(request, meter, effort, say)
     files = {folder / name: text for name, text in op_files(request, first.contract).items()}
     files[page] = _page(request, first.contract)

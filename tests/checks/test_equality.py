@@ -13,11 +13,12 @@ from forked_python import forked_python
 
 from memfix import Contract, Dim, Normal, TensorSpec, Tolerance
 from memfix.checks import calls, reference
+from memfix.checks.calls import drawn_calls
 from memfix.checks.comparing import Unequal
 from memfix.checks.draws import drawn, equality_draws, smallest_failure
 from memfix.checks.equality import check_equality, check_equality_at, compare_once
-from memfix.checks.inputs import Draw, make_inputs
-from memfix.contract import WIDE, WORKING_DTYPES, Form
+from memfix.checks.inputs import Draw, laid_out, make_inputs
+from memfix.contract import LAYOUTS, WIDE, WORKING_DTYPES, Form
 from memfix.errors import ContractError, UsageError
 from memfix.registry import all_contracts
 
@@ -128,14 +129,14 @@ def test_draws_reach_one_odd_sizes_chunk_edges_and_chunks_above_the_size():
     assert any(d["rows_per_chunk"] > d["N"] for d in dims)
     assert any(d["rows_per_chunk"] > 1 and d["N"] % d["rows_per_chunk"] == 1 for d in dims)
     assert any(d["N"] % 2 for d in dims)
-    assert {layout for draw in calls for layout in draw.layouts.values()} == {"contiguous", "transposed", "strided"}
+    assert {layout for draw in calls for layout in draw.layouts.values()} == {*LAYOUTS}
     assert {pattern for draw in calls for pattern in draw.patterns.values()} == {"even", "runs", "alike"}
     with_gradient = [({"hidden", "weight", *draw.case.present} - {"class_weight"}) - draw.frozen for draw in calls]
     alone = [names for names in with_gradient if len(names) == 1]
     assert {*itertools.chain(*alone)} == {"hidden", "weight", "bias"}
     assert {draw.share for draw in calls} == {0.0, 0.3, 1.0}
     assert {draw.case.present for draw in calls} == {(), ("bias",), ("class_weight",), ("bias", "class_weight")}
-    assert {draw.magnitude for draw in calls} == {0.1, 1.0, 3.0, 5.0, 8.0}
+    assert {draw.magnitude for draw in calls} == {0.1, 1.0, 3.0, 5.0, 8.0, 100.0}
 
 
 OPTIONAL = ("bias", "class_weight")
@@ -229,15 +230,49 @@ def test_line_that_cannot_be_read_is_refused(line, message):
     assert str(refused.value) == message
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "transposed", "strided"])
-def test_inputs_have_the_layout_asked_for(layout):
+@pytest.mark.parametrize(
+    ("layout", "strides"),
+    [("contiguous", (64, 1)), ("transposed", (1, 512)), ("strided", (129, 2)), ("sliced", (66, 1))],
+)
+def test_inputs_have_the_layout_asked_for(layout, strides):
     made = all_contracts()["linear_cross_entropy"]
     draw = Draw(made.cases["small"], layouts={"hidden": layout})
     hidden = make_inputs(made, draw, "cpu")["hidden"]
     assert hidden.shape == (512, 64)
-    assert hidden.stride() == {"contiguous": (64, 1), "transposed": (1, 512), "strided": (129, 2)}[layout]
+    assert hidden.stride() == strides
     assert hidden.is_leaf
     assert hidden.requires_grad
+
+
+def test_a_slice_of_heads_has_its_rows_side_by_side_and_its_other_axes_swapped():
+    assert laid_out((7,), torch.float32, "cpu", "sliced").storage_offset() == 1
+    heads = laid_out((2, 3, 5, 8), torch.float32, "cpu", "sliced")
+    assert heads.shape == (2, 3, 5, 8)
+    assert heads.stride() == (150, 10, 30, 1)
+
+
+def test_a_form_that_takes_rows_for_neighbours_fails():
+    def shifted(x):
+        return x + 1
+
+    def assuming(x):
+        return (x.as_strided(x.shape, (x.shape[1], 1)) if x.stride(1) == 1 else x) + 1
+
+    made = Contract(
+        "shifted", naive=shifted, forms={"form": assuming}, dims={"N": Dim(1, 9), "D": Dim(2, 9)},
+        inputs=[TensorSpec("x", "N D")], cases={"small": {"N": 4, "D": 4}},
+    )  # fmt: skip
+    finding = check_equality(made, "form", dtype="float32", examples=30)
+    assert finding.status == "fail"
+    assert "layout.x=sliced" in finding.text()
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [("bfloat16", 88.0), ("float16", 11.0)])
+def test_exponentials_of_drawn_values_overflow(dtype, largest):
+    made = all_contracts()["linear_cross_entropy"]
+    drawn = [make_inputs(made, call.draw, "cpu")["hidden"] for call in drawn_calls(made, dtype, 32)]
+    assert sum(bool((hidden.float() > largest).any()) for hidden in drawn) >= 3
+    assert all(bool((hidden.float().nan_to_num() < 60).all()) for hidden in drawn) == (dtype == "float16")
 
 
 def test_optional_input_is_none_unless_the_case_has_it():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from memfix import Contract, Dim, TensorSpec
 from memfix.checks.calls import drawn_calls
 from memfix.checks.equality import check_equality
-from memfix.checks.inputs import Draw, make_inputs
+from memfix.checks.inputs import AUTOCASTS, Draw, make_inputs
 from memfix.errors import ContractError, UsageError
 
 
@@ -123,6 +124,38 @@ def test_naive_may_have_no_second_derivative() -> None:
     assert found(contract_of(product, naive=applied(Crashing)), "float64")[0] == "pass"
 
 
+class TwiceAsMuchTheSecondTime(_Wave):
+    @staticmethod
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.times = getattr(ctx, "times", 0) + 1
+        in_x, in_y = _Wave.gradients(ctx, upstream)
+        return ctx.times * in_x, ctx.times * in_y
+
+
+class OnlyOnce(TwiceAsMuchTheSecondTime):
+    message = "Trying to backward through the graph a second time"
+
+    @classmethod
+    def backward(cls, ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if hasattr(ctx, "times"):
+            raise RuntimeError(cls.message)
+        return TwiceAsMuchTheSecondTime.backward(ctx, upstream)
+
+
+@pytest.mark.parametrize(
+    ("function", "promises", "text"),
+    [
+        (TwiceAsMuchTheSecondTime, False, "second gradient of x is off by"),
+        (OnlyOnce, False, None),
+        (OnlyOnce, True, "a second time"),
+    ],
+)
+def test_a_second_backward_is_right_or_refused(function: Any, promises: bool, text: str | None) -> None:
+    status, message = found(replace(contract_of(applied(function)), repeats_backward=promises), "float32")
+    assert status == ("fail" if text else "pass")
+    assert (text or "") in message
+
+
 def under_autocast(otherwise: Callable[..., Any]) -> Callable[..., Any]:
     def form(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = otherwise(x, y) if torch.is_autocast_enabled("cpu") else product(x, y)
@@ -135,6 +168,15 @@ def test_a_form_that_autocast_makes_wrong_fails() -> None:
     status, text = found(contract_of(under_autocast(lambda x, y: product(x, 1.05 * y))), "float32")
     assert status == "fail"
     assert "mode=autocast" in text
+
+
+def test_a_form_that_takes_any_autocast_for_bfloat16_fails() -> None:
+    made = contract_of(
+        under_autocast(lambda x, y: product(x.bfloat16(), y.bfloat16()).to(torch.get_autocast_dtype("cpu")))
+    )
+    status, text = found(made, "float32")
+    assert status == "fail"
+    assert "mode=autocast_float16" in text
 
 
 def test_a_form_may_stay_in_the_dtype_of_its_inputs_under_autocast() -> None:
@@ -189,8 +231,8 @@ def test_every_option_meets_every_mode() -> None:
         cases={"small": {"T": 4}},
     )  # fmt: skip
     draws = [call.draw for dtype in made.dtypes for call in drawn_calls(made, dtype, 32)]
-    for mode in ("autocast", "no_grad", "twice"):
-        met = {(draw.case.choices["times"], draw.case.present) for draw in draws if draw.mode == mode}
+    for modes in ({*AUTOCASTS}, {"no_grad"}, {"twice"}):
+        met = {(draw.case.choices["times"], draw.case.present) for draw in draws if draw.mode in modes}
         assert {times for times, _ in met} == {1, 2}
         assert {present for _, present in met} == {(), ("bias",)}
 

@@ -16,7 +16,7 @@ from memfix.checks.examine import examine
 from memfix.checks.form_call import FormCall, phases_of
 from memfix.checks.inputs import Draw
 from memfix.checks.measuring import measure, measure_phases
-from memfix.checks.memory import bytes_of, limit_of
+from memfix.checks.memory import bytes_of, judge_leak, limit_of
 from memfix.checks.scaling import check_scaling
 from memfix.gate.judge import judge_lock
 from memfix.laws import Scaling
@@ -176,6 +176,20 @@ def test_a_leak_is_reported_as_ever() -> None:
         return (x * x).exp()
 
     assert [together.leaked_bytes for together, _ in both(contract(leaks), "large")] == [40, 40, 40]
+
+
+def test_what_only_pythons_collector_frees_is_a_leak() -> None:
+    def in_a_cycle(x: torch.Tensor) -> torch.Tensor:
+        result = (x * x).exp()
+        result.itself = [result]  # type: ignore[attr-defined]
+        return result
+
+    made = contract(in_a_cycle)
+    for together, alone in both(made, "large"):
+        assert (together.leaked_bytes, together.cyclic_bytes) == (alone.leaked_bytes, alone.cyclic_bytes)
+        leak = judge_leak(FormCall.at_case(made, "form", "large"), "train", together)
+        assert leak is not None
+        assert "in a reference cycle, until Python's collector runs" in leak.message
 
 
 def test_a_phase_that_cannot_be_measured_raises_its_own_error() -> None:

@@ -167,5 +167,81 @@ def test_a_form_leaves_the_callers_random_numbers_alone_as_naive_does(use: Calla
 
     status, text = found(contract_of(uses), "float32")
     assert status == "fail"
-    assert "seeds or uses the caller's random generator, which naive leaves alone" in text
+    assert "leaves torch's random generator changed, which naive does not" in text
     assert found(contract_of(uses, naive=uses), "float32")[0] == "pass"
+
+
+SETTINGS: list[tuple[str, Callable[[], object], Callable[[], object]]] = [
+    ("torch's default dtype", lambda: torch.set_default_dtype(torch.float64), torch.get_default_dtype),
+    ("torch's number of threads", lambda: torch.set_num_threads(torch.get_num_threads() + 1), torch.get_num_threads),
+    (
+        "the precision of float32 products",
+        lambda: torch.set_float32_matmul_precision("medium"),
+        torch.get_float32_matmul_precision,
+    ),
+    (
+        "torch.backends.cuda.enable_flash_sdp",
+        lambda: torch.backends.cuda.enable_flash_sdp(False),
+        torch.backends.cuda.flash_sdp_enabled,
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "get"), SETTINGS, ids=[name for name, *_ in SETTINGS])
+def test_a_setting_that_a_call_leaves_changed_fails_and_is_set_back(
+    name: str, change: Callable[[], object], get: Callable[[], object]
+) -> None:
+    def changing(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+        change()
+        return product(x, scale)
+
+    before = get()
+    status, text = found(contract_of(changing), "float32")
+    assert status == "fail"
+    assert f"leaves {name} changed, which naive does not" in text
+    assert get() == before
+    assert found(contract_of(changing, changing), "float32")[0] == "pass"
+
+
+class _Doubling(torch.autograd.Function):
+    keeps: Callable[[Any, torch.Tensor, torch.Tensor], None]
+
+    @classmethod
+    def forward(cls, ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        result = 2 * x
+        cls.keeps(ctx, x, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, upstream: torch.Tensor) -> torch.Tensor:
+        return 2 * upstream
+
+
+def keeping(keeps: Callable[[Any, torch.Tensor, torch.Tensor], None]) -> Contract:
+    function = type("Keeping", (_Doubling,), {"keeps": staticmethod(keeps)})
+
+    def form(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+        return function.apply(x) if scale is None else x * scale  # type: ignore[attr-defined, no-any-return]
+
+    return contract_of(form)
+
+
+def put(name: str, of: Callable[[torch.Tensor, torch.Tensor], object]) -> Callable[..., None]:
+    return lambda ctx, x, result: setattr(ctx, name, of(x, result))
+
+
+@pytest.mark.parametrize(
+    ("keeps", "complaint"),
+    [
+        (put("x", lambda x, result: x), "keeps its input x as ctx.x"),
+        (put("rows", lambda x, result: (1, x.detach()[:1])), "keeps its input x as ctx.rows"),
+        (put("out", lambda x, result: result), "keeps its output as ctx.out"),
+        (put("copied", lambda x, result: [x.clone(), result * 2, 3]), None),
+        (put("leaf", lambda x, result: x.detach().requires_grad_()), None),
+        (lambda ctx, x, result: ctx.save_for_backward(x, result), None),
+    ],
+)
+def test_only_save_for_backward_keeps_inputs_and_results(keeps: Callable[..., None], complaint: str | None) -> None:
+    status, text = found(keeping(keeps), "float32")
+    assert status == ("fail" if complaint else "pass")
+    assert (complaint or "") in text

@@ -215,11 +215,12 @@ def test_naive_that_raises_is_an_error_and_not_a_pass(toy: Path) -> None:
     assert "memfix gate: could not measure" in done.stdout
 
 
-def test_gpu_meter_falls_back_with_a_note_where_there_is_no_gpu(toy: Path) -> None:
+@pytest.mark.parametrize("meter", ["cuda", "nvml"])
+def test_a_gpu_meter_could_not_measure_where_there_is_no_gpu(toy: Path, meter: str) -> None:
     import torch
 
     if torch.cuda.is_available():
         pytest.skip("this is about machines without a GPU")
-    done = gate(toy, "affine", "--meter", "cuda")
-    assert done.returncode == 0
-    assert "note: cuda meter unavailable: torch sees no GPU; use the simulated meter; used the simulated" in done.stdout
+    done = gate(toy, "affine", "--meter", meter)
+    assert done.returncode == 2
+    assert f"memfix: {meter} meter unavailable: torch sees no GPU; use the simulated meter" in done.stderr
