@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from .alignment import ALIGNED_BYTES
 from .dispatch import is_interpreted
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _NUMBERS = (int, float, bool, type(None))
-_ALIGNED_BYTES = 16  # Triton compiles a kernel for pointers aligned to this, or for any pointer
 _MOST_KEPT = 4096  # entries, after which the cache is emptied: sizes may change at every launch
 _compiled: dict[tuple[object, ...], _Compiled] = {}
 
@@ -94,7 +94,7 @@ def _key_of(kernel: Any, arguments: tuple[Any, ...], constants: tuple[object, ..
         kind = type(value)
         if kind in _PLAIN:
             append(value.dtype)
-            append(value.data_ptr() % _ALIGNED_BYTES == 0)
+            append(value.data_ptr() % ALIGNED_BYTES == 0)  # Triton compiles a kernel for such pointers, or for any
         elif kind in _NUMBERS:
             append(kind)  # 1 is also 1.0 and True
             append(value)

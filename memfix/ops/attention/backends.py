@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ..alignment import with_aligned_rows
 from .arguments import AttentionOptions, AttentionTensors
 from .visible import Visible, causal_mask, visible
 
@@ -72,7 +73,7 @@ class SdpaCall:
 def prepared(tensors: AttentionTensors, options: AttentionOptions) -> tuple[SdpaCall, Visible]:
     """Return the call for torch, and which of its queries see a key.
 
-    On a GPU the kernels need a contiguous last dim whose size is a multiple of 16 bytes: other tensors are copied, and
+    On a GPU the kernels need rows whose size and addresses are multiples of 16 bytes: other tensors are copied, and
     padded with zeros, which add nothing to a product.
     """
     q, k, v, mask, bias = tensors
@@ -90,8 +91,7 @@ def prepared(tensors: AttentionTensors, options: AttentionOptions) -> tuple[Sdpa
 
 def _padded(tensor: torch.Tensor) -> torch.Tensor:
     missing = -tensor.shape[-1] % (16 // tensor.element_size())
-    padded = F.pad(tensor, (0, missing)) if missing else tensor
-    return padded if padded.stride(-1) == 1 else padded.contiguous()
+    return F.pad(tensor, (0, missing)) if missing else with_aligned_rows(tensor)
 
 
 def _four_dims(mask_BGRQK: torch.Tensor, heads: torch.Size) -> torch.Tensor:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..alignment import begins_aligned
 from ..derivatives import first_derivative_only
 from .arguments import KdaOptions, KdaTensors, Outputs, scale_of
 from .windows import Chunks, Window, windows_of
@@ -215,6 +216,6 @@ def _largest(windows: Sequence[Window]) -> Chunks:
 
 
 def _dense(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return the tensors contiguous and aligned to 16 bytes, the size of the kernels' loads."""
+    """Return the tensors contiguous, and at addresses that the kernels' vector loads accept."""
     dense = (tensor.contiguous() for tensor in tensors)
-    return tuple(tensor.clone() if tensor.storage_offset() * tensor.itemsize % 16 else tensor for tensor in dense)
+    return tuple(tensor if begins_aligned(tensor) else tensor.clone() for tensor in dense)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..alignment import ALIGNED_BYTES, has_aligned_rows, with_aligned_rows
 from ..dispatch import is_interpreted, require_kernels
 from ..launches import launch, next_power_of_two
 from ..products import product_into
@@ -46,7 +47,6 @@ class Tiles:
 
 
 TILES = Tiles()
-_ALIGNED_BYTES = 16  # alignment of addresses and strides that TMA requires
 
 
 @loss_form
@@ -106,9 +106,9 @@ class ExponentialsPass:
         weight_VD, options = head.weight_VD, head.options
         return (
             weight_VD.dtype == torch.bfloat16
-            and (weight_VD.shape[1] * weight_VD.itemsize) % _ALIGNED_BYTES == 0
+            and (weight_VD.shape[1] * weight_VD.itemsize) % ALIGNED_BYTES == 0
             and options.is_plain_softmax
-            and _has_aligned_rows(weight_VD)
+            and has_aligned_rows(weight_VD)
             and (is_interpreted() or torch.cuda.get_device_capability(weight_VD.device)[0] >= 9)
         )
 
@@ -137,7 +137,7 @@ class ExponentialsPass:
         self.buffers: list[torch.Tensor] = []
         if wants_gradient:
             # rows are padded so that TMA can write them, whatever the vocabulary
-            aligned = -(-head.vocabulary * weight_VD.itemsize // _ALIGNED_BYTES) * _ALIGNED_BYTES // weight_VD.itemsize
+            aligned = -(-head.vocabulary * weight_VD.itemsize // ALIGNED_BYTES) * ALIGNED_BYTES // weight_VD.itemsize
             values_CV = weight_VD.new_empty((rows_per_chunk, aligned))[:, : head.vocabulary]
             self.scale_C = floats(rows_per_chunk)
             self.buffers = [values_CV, weight_VD.new_empty((rows_per_chunk, width)), floats(rows_per_chunk, width)]
@@ -175,8 +175,7 @@ class ExponentialsPass:
     def __call__(
         self, hidden_CD: torch.Tensor, target_C: torch.Tensor, sums: Sums, coefficients: Coefficients | None
     ) -> ExponentialsGradient | None:
-        if not _has_aligned_rows(hidden_CD):
-            hidden_CD = hidden_CD.contiguous()
+        hidden_CD = with_aligned_rows(hidden_CD)
         if self.wants_gradient and hidden_CD.shape[0] != self.values_CV.shape[0]:
             self._cut_buffers(hidden_CD.shape[0])
         strays, share_C = next(self.strays), next(self.shares, None)
@@ -339,14 +338,6 @@ def _tiles_of(tensor: torch.Tensor, rows: int, columns: int) -> Any:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [rows, columns])
-
-
-def _has_aligned_rows(tensor: torch.Tensor) -> bool:
-    """Whether all rows are contiguous and start at addresses that TMA accepts."""
-    begins = tensor.storage_offset() * tensor.itemsize
-    return (
-        tensor.stride(1) == 1 and (tensor.stride(0) * tensor.itemsize) % _ALIGNED_BYTES == 0 == begins % _ALIGNED_BYTES
-    )
 
 
 def _num_processors(device: torch.device) -> int:
