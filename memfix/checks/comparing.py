@@ -16,6 +16,7 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _ENOUGH_FOR_AN_AVERAGE = 16
 _TERMS_BELOW_NORMAL = 64
 _ROUNDINGS_OF_A_WIDE_SUM = 64
+_ULPS_AROUND_ZERO = 64
 _ROUNDINGS_WHERE_NAIVE_OVERFLOWS = 32  # naive gives no error of its own to compare with there
 
 
@@ -32,7 +33,7 @@ class Answer:
     changes: frozenset[str] = frozenset()
     """Settings of the process, and random generators, that the call left changed."""
     views: frozenset[tuple[str, str]] = frozenset()
-    """Outputs that share memory with an input, each with its name."""
+    """Outputs that share memory with an input or another output, each with its title."""
 
     def with_dtypes_of(self, naive: Answer, *, instead_of: torch.dtype) -> Answer:
         """Return this answer with naive's dtype for each output that kept its inputs' dtype, which autocast allows."""
@@ -117,10 +118,10 @@ def compare(answer: Answer, reference: Reference, tolerance: Tolerance, dtype: t
         raise Unequal(f"returns {own}, naive {naives}")
     for setting in sorted(answer.changes - naive.changes):
         raise Unequal(f"leaves {setting} changed, which naive does not")
-    for output, given in sorted(answer.views - naive.views):
-        raise Unequal(f"its {output} shares memory with its input {given}; naive's does not")
+    for output, other in sorted(answer.views - naive.views):
+        raise Unequal(f"its {output} shares memory with its {other}; naive's does not")
     for name, expected in reference.expected.items():
-        if name not in answer.tensors:  # it belongs to a second backward, which the form refused
+        if name not in answer.tensors:  # it belongs to a second backward or derivative, which the form refused
             continue
         got = answer.tensors[name]
         if expected is None:
@@ -184,7 +185,9 @@ def _compare_tensor(
     # the smallest subnormal of the dtype, or many of them: a sum may have subnormal terms
     num_smallest = 1 if dtype in _IN_16_BITS else _TERMS_BELOW_NORMAL
     slack = sums * expected.magnitude + num_smallest * info.smallest_normal * info.eps
-    slack += tolerance.absolute_ulps * torch.finfo(torch.promote_types(kept, torch.float32)).eps * scale
+    # a sum of terms that cancel: without this, nothing but 0 would be near enough to a truth of 0
+    absolute_ulps = max(tolerance.absolute_ulps, 0 if expected.magnitude else _ULPS_AROUND_ZERO)
+    slack += absolute_ulps * torch.finfo(torch.promote_types(kept, torch.float32)).eps * scale
     if _complaint(got, off, expected, slack, tolerance, kept) is None:
         return
     slack += moved_error(sums + _operand_rounding(tolerance, dtype))

@@ -23,8 +23,9 @@ Tensors = Mapping[str, torch.Tensor]
 class FormCall:
     """A form, and the draw that fixes its call.
 
-    In equality checks a quarter of a dtype's calls come second: another call of the same shape runs first, so that a
-    cached answer is wrong. Another quarter repeats the backward. Each draw does both, in different dtypes.
+    In equality checks a quarter of a dtype's calls come second: another call with the same tensors runs first, whose
+    values then change in place, so that a cached answer is wrong. Another quarter repeats the backward. In the others
+    the inputs are no leaves of the graph. Each draw does all three, in different dtypes.
     """
 
     contract: Contract
@@ -78,6 +79,10 @@ class FormCall:
     @property
     def comes_second(self) -> bool:
         return self._turn == 0
+
+    @property
+    def takes_leaves(self) -> bool:
+        return self._turn < 2
 
     @property
     def num_backwards(self) -> int:

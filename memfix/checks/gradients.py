@@ -24,8 +24,8 @@ from .inputs import Draw, laid_out
 Change = Callable[[torch.Tensor], torch.Tensor]
 Gradients = dict[str, torch.Tensor | None]
 _SEED = 1000
-_REFUSALS = ("second derivative", "differentiate twice")
-"""Words of a refusal that does not name the op; the second are torch's for ``once_differentiable``."""
+_REFUSALS = ("second derivative", "differentiate twice", "is not implemented")
+"""Words of a refusal that does not name the op; torch's for ``once_differentiable`` and for its own operators."""
 
 
 def gradients_of(call: FormCall, outputs: Sequence[torch.Tensor], wanted: Tensors, change: Change) -> Gradients:
@@ -49,9 +49,7 @@ def gradients_of(call: FormCall, outputs: Sequence[torch.Tensor], wanted: Tensor
             if not _may_refuse_backward(call, number, error):
                 raise
             break
-        found |= {f"{title} {name}": None if t.grad is None else t.grad.clone() for name, t in wanted.items()}
-        for tensor in wanted.values():
-            tensor.grad = None
+        found |= {f"{title} {name}": _taken(tensor) for name, tensor in wanted.items()}
     return found
 
 
@@ -85,8 +83,14 @@ def _second_derivatives(outputs: Sequence[torch.Tensor], wanted: Tensors, draw: 
     if not again:
         return found | dict.fromkeys(named)
     arriving = [gradient for gradient in upstream_gradients(again, draw, 1) if gradient is not None]
-    second = torch.autograd.grad(again, list(named.values()), arriving, allow_unused=True)
-    return found | dict(zip(named, second, strict=True))
+    torch.autograd.backward(again, arriving)  # torch.autograd.grad would skip the error of ``once_differentiable``
+    return found | {name: _taken(tensor) for name, tensor in named.items()}
+
+
+def _taken(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a copy of the gradient that the tensor has got, and leave it without one."""
+    gradient, tensor.grad = tensor.grad, None
+    return None if gradient is None else gradient.clone()
 
 
 def _may_refuse_backward(call: FormCall, number: int, error: RuntimeError) -> bool:

@@ -5,7 +5,8 @@ differ by little, a difference of two large sums. They average out among indepen
 the op, a tensor may also have a pattern:
 
 - ``runs``: runs of large rows and of small rows along the longest axis;
-- ``alike``: rows that differ from each other by little, so that their scores compete and their terms add up;
+- ``alike``: rows that differ from each other by little, so that their scores compete and their terms add up; not where
+  values are extreme, since no digit of their differences would be left;
 - for integers both mean the same: a few values are drawn most of the time.
 
 A row is a vector along the last axis.
@@ -81,7 +82,7 @@ class Draw:
     @property
     def is_extreme(self) -> bool:
         """Whether its values are so large that their exponentials overflow in float32."""
-        return self.magnitude > _MOST_IN_FLOAT16
+        return self.magnitude > _MOST_IN_FLOAT16 and self.case.dtype != "float16"
 
     def spelled(self) -> str:
         """Return the draw as one line, which ``parsed`` reads back."""
@@ -222,7 +223,7 @@ def make_values(spec: TensorSpec, draw: Draw, dtype: torch.dtype, generator: tor
         made["dtype"] = torch.float64 if dtype == torch.float64 else torch.float32
         magnitude = min(draw.magnitude, _MOST_IN_FLOAT16) if case.dtype == "float16" else draw.magnitude
         tensor = _floats(values, case.dims, size, made, magnitude, pattern)
-        if pattern == "alike":
+        if pattern == "alike" and not draw.is_extreme:
             tensor = _alike(tensor, _ROUNDINGS_APART * torch.finfo(dtype).eps)
     if spec.sometimes is not None:
         value = case.choices[spec.sometimes] if isinstance(spec.sometimes, str) else spec.sometimes

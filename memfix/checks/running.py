@@ -30,9 +30,12 @@ def run_form(call: FormCall, inputs: Tensors, device: str) -> Answer:
     form raises."""
     lowered = lowered_constants(call.contract, call.form) if device == "cpu" else contextlib.nullcontext()
     with poisoned_memory(device), lowered, emulated():
+        tensors = copies_of(call.inputs(device, other=True) if call.comes_second else inputs)
         if call.comes_second:
-            evaluate(call, call.inputs(device, other=True))
-        tensors = copies_of(inputs)
+            evaluate(call, tensors)
+            with torch.no_grad():
+                for name, tensor in tensors.items():
+                    tensor.copy_(inputs[name])
         answer = evaluate(call, tensors)
     for name, tensor in tensors.items():
         if not same_bits(inputs[name].detach(), tensor.detach()):
@@ -66,14 +69,17 @@ def evaluate(call: FormCall, tensors: Tensors, nudge: Callable[[torch.Tensor], t
             name: nudge(tensor.detach()).requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else tensor
             for name, tensor in tensors.items()
         }
+    wanted = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
     with settings_watched() as changes:
-        outputs = call.outputs(tensors)
+        # as in a model, where most inputs are results of other operators
+        passed = tensors if call.takes_leaves else {name: t.view_as(t) for name, t in tensors.items()}
+        outputs = call.outputs(passed)
         named = {f"output {i}" if len(outputs) > 1 else "output": output for i, output in enumerate(outputs)}
         found: Gradients = {name: output.detach().clone() for name, output in named.items()}
-        pairs = itertools.product(named, tensors)
-        views = frozenset(pair for pair in pairs if share_memory(named[pair[0]], tensors[pair[1]]))
-        wanted = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
+        titled = {**{f"input {name}": tensor for name, tensor in passed.items()}, **named}
+        pairs = itertools.combinations(titled, 2)
+        views = frozenset((b, a) for a, b in pairs if b in named and share_memory(titled[a], titled[b]))
         if wanted and call.draw.mode != "no_grad":
-            require_saved(call, named, tensors)
+            require_saved(call, named, passed)
             found |= gradients_of(call, outputs, wanted, nudge or (lambda gradient: gradient))
     return Answer(found, tuple(output.dtype for output in outputs), frozenset(changes), views)

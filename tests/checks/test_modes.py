@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd.function import once_differentiable
 
 from memfix import Contract, Dim, TensorSpec
 from memfix.checks.calls import drawn_calls
@@ -76,6 +77,17 @@ class Refusing(_Wave):
         return _Wave.gradients(ctx, upstream)
 
 
+class MarkedOnce(_Wave):
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return _Wave.gradients(ctx, upstream)
+
+
+class NotImplementedTwice(Refusing):
+    message = "the derivative for '_wave_backward' is not implemented"
+
+
 class Crashing(Refusing):
     message = "index out of range"
 
@@ -94,7 +106,7 @@ def applied(function: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tenso
     return form
 
 
-@pytest.mark.parametrize("function", [Differentiable, Refusing])
+@pytest.mark.parametrize("function", [Differentiable, Refusing, MarkedOnce, NotImplementedTwice])
 def test_a_second_derivative_is_naives_or_refused(function: Any) -> None:
     assert found(contract_of(applied(function)), "float64")[0] == "pass"
 

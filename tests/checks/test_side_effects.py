@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -245,3 +247,76 @@ def test_only_save_for_backward_keeps_inputs_and_results(keeps: Callable[..., No
     status, text = found(keeping(keeps), "float32")
     assert status == ("fail" if complaint else "pass")
     assert (complaint or "") in text
+
+
+def test_results_that_share_memory_with_each_other_fail_unless_naives_do() -> None:
+    def two(x: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        out = product(x, scale)
+        return out, out[:1].clone()
+
+    def sharing(x: torch.Tensor, scale: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        out = product(x, scale)
+        return out, out[:1]
+
+    status, text = found(contract_of(sharing, two), "float32")  # type: ignore[arg-type]
+    assert status == "fail"
+    assert "its output 1 shares memory with its output 0; naive's does not" in text
+    assert found(contract_of(sharing, sharing), "float32")[0] == "pass"  # type: ignore[arg-type]
+
+
+def test_an_input_that_the_form_freezes_still_wants_its_gradient() -> None:
+    def freezes(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+        if scale is not None and scale.is_leaf:
+            scale.requires_grad_(False)
+        return product(x, scale)
+
+    status, text = found(contract_of(freezes), "float32")
+    assert status == "fail"
+    assert "gives no gradient of scale" in text
+
+
+def test_an_input_need_not_be_a_leaf() -> None:
+    class IntoGrad(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.x = weakref.ref(x)
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx: Any, upstream: torch.Tensor) -> torch.Tensor | None:
+            x = ctx.x()
+            if not x.is_leaf:
+                return None
+            x.grad = 2 * upstream
+            return None
+
+    def form(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+        return IntoGrad.apply(x) if scale is None else x * scale  # type: ignore[no-any-return]
+
+    status, text = found(contract_of(form), "float32")
+    assert status == "fail"
+    assert "gives no gradient of x" in text
+
+
+def test_an_answer_that_is_cached_by_the_object_is_stale_after_a_change_in_place() -> None:
+    cached: dict[int, tuple[object, torch.Tensor]] = {}
+
+    def form(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+        _, largest = cached.setdefault(id(x), (x, x.detach().amax()))
+        return product(x, scale) + (largest - x.detach().amax())
+
+    status, text = found(contract_of(form), "float32")
+    assert status == "fail"
+    assert "output is off by" in text
+
+
+def test_a_truth_of_zero_may_be_missed_by_a_few_roundings() -> None:
+    def naive(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+        return (x - x).sum(-1) if scale is None else product(x, scale)
+
+    def form(x: torch.Tensor, scale: torch.Tensor | None, *, ulps: float = 8) -> torch.Tensor:
+        eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
+        return naive(x, scale) + ulps * eps if scale is None else naive(x, scale)
+
+    assert found(contract_of(form, naive), "float64")[0] == "pass"
+    assert found(contract_of(partial(form, ulps=1e6), naive), "float64")[0] == "fail"

@@ -86,6 +86,10 @@ def prepared(tensors: AttentionTensors, options: AttentionOptions) -> tuple[Sdpa
     if q.is_cuda:
         q_BHQD, k, v = (_padded(tensor) for tensor in (q_BHQD, k, v))
         given = given if given is None or given.stride(-1) == 1 else given.contiguous()
+        wants_gradient = given is not None and given.requires_grad and torch.is_grad_enabled()
+        if wants_gradient and not any(tensor.requires_grad for tensor in (q_BHQD, k, v)):
+            # torch's kernel keeps the sums that the mask's backward reads only if q, k or v wants a gradient
+            q_BHQD = q_BHQD.detach().requires_grad_()
     return SdpaCall(q_BHQD, k, v, given, options.dropout, options.causal and given is None), seen
 
 
