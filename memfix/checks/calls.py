@@ -11,6 +11,7 @@ from ..contract import Contract
 from .draws import Drawn, drawn, equality_draws, in_mode, name_of_draws, spoiled, usual, usual_draws
 from .inputs import AUTOCASTS
 from .kernel_calls import calls_for_kernels
+from .long_calls import long_calls
 
 Place = Literal["cpu", "cuda", "interpreter"]
 """Where a form runs while it is compared. In the interpreter the tensors are on the CPU."""
@@ -28,7 +29,8 @@ def equality_calls(
 
     On a CPU, forms without kernels are compared at all drawn calls and emulated kernels at half of them. On a GPU,
     forms without kernels are compared at half, and kernels at a third, because most calls compile new ones. Interpreted
-    kernels are compared at fewer drawn calls, and at others until every two options have met in every kernel.
+    kernels are compared at fewer drawn calls, and at others until every two options have met in every kernel. Long
+    calls are for all but interpreted and emulated kernels.
     """
     if place == "interpreter":
         examples = max(LEAST, examples // SHARE)
@@ -37,7 +39,8 @@ def equality_calls(
     has_kernels = contract.forms[form].has_kernels
     if place == "cuda" or has_kernels:
         examples = max(LEAST, examples // (3 if place == "cuda" and has_kernels else 2))
-    return drawn_calls(contract, dtype, examples, seed=seed)
+    calls = drawn_calls(contract, dtype, examples, seed=seed)
+    return calls if has_kernels and place == "cpu" else [*calls, *long_calls(contract, dtype, calls[0])]
 
 
 def drawn_calls(contract: Contract, dtype: str, examples: int, *, seed: int = 0) -> list[Drawn]:

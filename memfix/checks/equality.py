@@ -28,6 +28,7 @@ from .form_call import FormCall, phases_of
 from .inputs import AUTOCASTS, Draw
 from .interpreter import CannotInterpret, InterpreterEnded, in_interpreter
 from .interpreter_faults import interpreter_fault
+from .long_calls import LONG
 from .objects import compare_objects
 from .reference import NaiveFailed, reference_at
 from .running import run_form
@@ -68,7 +69,12 @@ def compare_once(contract: Contract, form: str, draw: Draw, place: Place = "cpu"
     device = "cuda" if place == "cuda" else "cpu"
     if place == "cuda":
         make_way_on_gpu()  # compiling kernels for every call holds the GPU for a minute
-    reference = reference_at(call, device)
+    try:
+        reference = reference_at(call, device)
+    except NaiveFailed:
+        if draw.case.name == LONG:
+            return
+        raise
     if draw.mode == "twice" and len(reference.naive.tensors) == len(reference.naive.dtypes):
         return  # outputs alone: naive has no second derivative here, so the form need not have one
     answer = run_form(call, reference.inputs, device)

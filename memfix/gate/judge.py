@@ -131,11 +131,12 @@ def judge_lock(examinations: Sequence[Examination], lock: Mapping[Key, int], pea
         for op in sorted(new_ops)
     ]
     stale = f"the lock has an entry that nothing measures any more; {_how_to_accept(UPDATE)}"
-    unmeasured = {_key(finding) for e in examinations for finding in e.findings if finding.status == "error"}
+    # some phases are derived from others: where one could not be measured, no entry of the case is stale
+    unmeasured = {_key(finding)[:3] for e in examinations for finding in e.findings if finding.status == "error"}
     gone = [
         key
         for key in lock
-        if key[0] in judged_ops and key not in readings and key not in unmeasured and key[:2] not in unequal
+        if key[0] in judged_ops and key not in readings and key[:3] not in unmeasured and key[:2] not in unequal
     ]
     return findings + [_lock_finding(key, "fail", stale, Bytes(None, lock[key], "lock")) for key in gone]
 

@@ -70,6 +70,12 @@ def test_one_byte_above_the_lock_is_a_regression_with_the_bytes_and_what_was_ali
     ]
 
 
+def test_where_a_phase_could_not_be_measured_no_entry_of_the_case_is_stale() -> None:
+    readings = {("naive", "small", "train"): reading(8192)}
+    lock = {NAIVE_KEY: 8192, KEY: 2048, ("loss", "chunked", "small", "saved"): 100}
+    assert judged(PASS, ERROR, lock=lock, readings=readings).exit_code == EXIT_NOT_MEASURED
+
+
 def test_bytes_below_the_lock_pass_with_a_note_that_names_update() -> None:
     verdict = judged(PASS, lock={NAIVE_KEY: 8192, KEY: 3000})
     assert verdict.exit_code == EXIT_PASS

@@ -1,0 +1,75 @@
+"""Calls with one axis as long as in a model, and the others short.
+
+Dims are drawn from small ranges, but cases are larger: a position that is rounded, a counter that overflows, or a fast
+path for long inputs shows there only. One length is beyond what 8 bits count and bfloat16 holds exactly, the other
+beyond what 16 bits count and float16 holds. Where the second takes naive much memory, as with a quadratic map, it is
+left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+from ..contract import Contract, Dim
+from ..errors import MemfixError
+from ..laws import NAIVE
+from ..meters import usable_meter
+from .draws import Drawn, few, name_of_draws
+from .form_call import FormCall, phases_of
+from .inputs import Draw
+
+LONG = "long"
+"""The name of the case of such a call: naive may refuse it, since a contract promises only the ranges of its dims."""
+_LENGTHS = {"bfloat16": 384, "float16": 70_000}
+_CHUNKS = 3
+_MOST_BYTES = 64 << 20
+_FOUND: dict[str, list[Draw]] = {}
+
+
+def long_calls(contract: Contract, dtype: str, simplest: Drawn) -> list[Drawn]:
+    """Return the long calls in this dtype: each length has a dtype of its own."""
+    if contract.has_objects:
+        return []
+    name = name_of_draws(contract, contract.naive, contract.cases, dtype)
+    if name not in _FOUND:
+        _FOUND[name] = [*_drawn(contract, dtype, simplest.draw)]
+    return [simplest.changed(partial(_always, draw)) for draw in _FOUND[name]]
+
+
+def _always(draw: Draw, other: Draw) -> Draw:
+    return draw
+
+
+def _drawn(contract: Contract, dtype: str, simplest: Draw) -> Iterator[Draw]:
+    """Yield a draw for each axis and length that is longer than drawn dims, and than the length before, but not longer
+    than in the cases."""
+    shorter = 0
+    for own, length in _LENGTHS.items():
+        for axis in contract.shape_dims() if dtype == (own if own in contract.dtypes else contract.dtypes[-1]) else ():
+            longest = max(case.dims[axis] for case in contract.cases.values())
+            draw = _with(contract, dtype, simplest, axis, min(length, longest))
+            if draw.case.dims[axis] > max(shorter, contract.dims[axis].high) and _fits(contract, draw):
+                yield draw
+        shorter = length
+
+
+def _with(contract: Contract, dtype: str, simplest: Draw, axis: str, length: int) -> Draw:
+    def size(name: str, dim: Dim) -> int:
+        if name == axis:
+            return length // dim.multiple_of * dim.multiple_of
+        if name in contract.shape_dims():
+            return few(dim)
+        return max(dim.low, min(dim.high, length // _CHUNKS)) // dim.multiple_of * dim.multiple_of
+
+    dims = {name: size(name, dim) for name, dim in contract.dims.items()}
+    return replace(simplest, case=replace(simplest.case, name=LONG, dims=dims, dtype=dtype))
+
+
+def _fits(contract: Contract, draw: Draw) -> bool:
+    try:
+        step = FormCall(contract, NAIVE, draw).step(phases_of(contract)[-1])
+        return usable_meter("simulated").measure(step, warmup=0).total_bytes <= _MOST_BYTES
+    except (MemfixError, RuntimeError, ValueError):
+        return False
