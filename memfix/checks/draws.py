@@ -79,7 +79,7 @@ def spoiled(simplest: Drawn, contract: Contract, spec: TensorSpec) -> list[Drawn
 
     def spoil(draw: Draw, *, in_usual_sizes: bool) -> Draw:
         as_usual = _as_usual(contract, draw)
-        dims = as_usual.case.dims if in_usual_sizes else {name: few(contract.dims[name]) for name in draw.case.dims}
+        dims = as_usual.case.dims if in_usual_sizes else {name: _few(contract.dims[name]) for name in draw.case.dims}
         case = replace(as_usual.case, dims=dims, present=(spec.name,) if spec.optional else ())
         return replace(as_usual, case=case, share=0.0, spoiled=spec.name)
 
@@ -289,7 +289,7 @@ def _axis_sizes(dim: Dim) -> st.SearchStrategy[int]:
     return _sizes(dim, high=dim.low + (dim.high - dim.low) // 3) | _sizes(dim)
 
 
-def few(dim: Dim) -> int:
+def _few(dim: Dim) -> int:
     """Return the third smallest size. At the smallest, such as one key, an input often does not affect the output."""
     return min(dim.high, dim.low + 2 * dim.multiple_of)
 

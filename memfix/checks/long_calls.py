@@ -16,14 +16,14 @@ from ..contract import Contract, Dim
 from ..errors import MemfixError
 from ..laws import NAIVE
 from ..meters import usable_meter
-from .draws import Drawn, few, name_of_draws
+from .draws import Drawn, name_of_draws
 from .form_call import FormCall, phases_of
 from .inputs import Draw
 
 LONG = "long"
 """The name of the case of such a call: naive may refuse it, since a contract promises only the ranges of its dims."""
 _LENGTHS = {"bfloat16": 384, "float16": 70_000}
-_CHUNKS = 3
+_SHORT, _CHUNKS = 8, 3
 _MOST_BYTES = 64 << 20
 _FOUND: dict[str, list[Draw]] = {}
 
@@ -57,11 +57,10 @@ def _drawn(contract: Contract, dtype: str, simplest: Draw) -> Iterator[Draw]:
 
 def _with(contract: Contract, dtype: str, simplest: Draw, axis: str, length: int) -> Draw:
     def size(name: str, dim: Dim) -> int:
-        if name == axis:
-            return length // dim.multiple_of * dim.multiple_of
-        if name in contract.shape_dims():
-            return few(dim)
-        return max(dim.low, min(dim.high, length // _CHUNKS)) // dim.multiple_of * dim.multiple_of
+        if name != axis:
+            most = _SHORT if name in contract.shape_dims() else length // _CHUNKS
+            return max(dim.low, min(dim.high, most) // dim.multiple_of * dim.multiple_of)
+        return length // dim.multiple_of * dim.multiple_of
 
     dims = {name: size(name, dim) for name, dim in contract.dims.items()}
     return replace(simplest, case=replace(simplest.case, name=LONG, dims=dims, dtype=dtype))

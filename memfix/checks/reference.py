@@ -59,9 +59,13 @@ def _run_naive(call: FormCall, device: str) -> Reference:
         with blaming_naive():
             return [run(wide, _Nudge(nudge, seed)) for seed in (1, 2)]
 
+    def make_others() -> list[Reference]:
+        draws = (replace(call.draw, seed=call.draw.seed + 4 * number) for number in (1, 2, 3))  # in the same turn
+        return [_run_naive(replace(call, draw=draw), device) for draw in draws]
+
     finite = [t.detach()[t.isfinite()] for t in wide.values() if t.is_floating_point()]
     scale = max([1.0, *(t.abs().max().item() for t in finite if t.numel())])
-    return Reference(inputs, naive, truth, make_nearby, nudge, scale)
+    return Reference(inputs, naive, truth, make_nearby, nudge, scale, make_others)
 
 
 @dataclass(frozen=True)

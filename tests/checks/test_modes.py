@@ -276,3 +276,28 @@ def test_what_is_no_floating_dtype_is_refused() -> None:
         TensorSpec("x", "T", also_in=("int64",))
     with pytest.raises(UsageError, match="cannot read 'mode=thrice'"):
         Draw.parsed(contract_of(product), "T=1,D=1,dtype=float32,mode=thrice")
+
+
+def wide_sum(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x.float().sin() @ y.float().cos()).sum()
+
+
+def test_a_single_number_that_naive_keeps_in_float32_must_not_be_rounded_to_16_bits() -> None:
+    def rounded(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return wide_sum(x, y).to(x.dtype).float()
+
+    status, text = found(contract_of(rounded, wide_sum), "bfloat16")
+    assert status == "fail"
+    assert "output is off by" in text
+    assert found(contract_of(wide_sum, wide_sum), "bfloat16")[0] == "pass"
+
+
+def test_a_single_number_that_naive_rounds_may_be_rounded_even_where_naive_is_right_by_luck() -> None:
+    def rounds(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return wide_sum(x, y).to(x.dtype).float()
+
+    def rounds_otherwise(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        result = wide_sum(x, y)
+        return (result + 2**-9 * result.detach()).to(x.dtype).float()
+
+    assert found(contract_of(rounds_otherwise, rounds), "bfloat16")[0] == "pass"
