@@ -59,8 +59,14 @@ class FormCall:
         return f"memfix check {self.contract.name} --form {self.form} --at {self.draw.spelled()}"
 
     def inputs(self, device: str, *, other: bool = False, values: bool = True) -> dict[str, torch.Tensor]:
-        """The input tensors, or ``other`` ones of the same shape. Without ``values`` they are only laid out."""
-        return make_inputs(self.contract, replace(self.draw, seed=self.draw.seed + other), device, values=values)
+        """The input tensors, or ``other`` ones of the same shape, now and then with all of a mask set.
+
+        Without ``values`` they are only laid out.
+        """
+        sets_all = other and self.draw.share is not None and self.draw.seed // 4 % 2 == 0
+        share = 1.0 if sets_all else self.draw.share
+        draw = replace(self.draw, seed=self.draw.seed + other, share=share)
+        return make_inputs(self.contract, draw, device, values=values)
 
     def result(self, tensors: Tensors) -> Any:
         inputs = (tensors.get(spec.name) for spec in self.contract.inputs)

@@ -3,7 +3,7 @@
 Dims are drawn from small ranges, but cases are larger: a position that is rounded, a counter that overflows, or a fast
 path for long inputs shows there only. One length is beyond what 8 bits count and bfloat16 holds exactly, the other
 beyond what 16 bits count and float16 holds. Where the second takes naive much memory, as with a quadratic map, it is
-left out.
+left out. The first has the first value of every choice, the second the last.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def _with(contract: Contract, dtype: str, simplest: Draw, axis: str, length: int
         return length // dim.multiple_of * dim.multiple_of
 
     dims = {name: size(name, dim) for name, dim in contract.dims.items()}
-    return replace(simplest, case=replace(simplest.case, name=LONG, dims=dims, dtype=dtype))
+    which = 0 if length <= _LENGTHS["bfloat16"] else -1
+    choices = {name: values[which] for name, values in contract.choices.items()}
+    return replace(simplest, case=replace(simplest.case, name=LONG, dims=dims, choices=choices, dtype=dtype))
 
 
 def _fits(contract: Contract, draw: Draw) -> bool:
