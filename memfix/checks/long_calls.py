@@ -3,7 +3,7 @@
 Dims are drawn from small ranges, but cases are larger: a position that is rounded, a counter that overflows, or a fast
 path for long inputs shows there only. One length is beyond what 8 bits count and bfloat16 holds exactly, the other
 beyond what 16 bits count and float16 holds. Where the second takes naive much memory, as with a quadratic map, it is
-left out. The first has the first value of every choice, the second the last.
+left out; otherwise it is taken twice, with the first value of every choice and with the last.
 """
 
 from __future__ import annotations
@@ -48,14 +48,19 @@ def _drawn(contract: Contract, dtype: str, simplest: Draw) -> Iterator[Draw]:
     shorter = 0
     for own, length in _LENGTHS.items():
         for axis in contract.shape_dims() if dtype == (own if own in contract.dtypes else contract.dtypes[-1]) else ():
-            longest = max(case.dims[axis] for case in contract.cases.values())
-            draw = _with(contract, dtype, simplest, axis, min(length, longest))
-            if draw.case.dims[axis] > max(shorter, contract.dims[axis].high) and _fits(contract, draw):
-                yield draw
+            longest = min(length, max(case.dims[axis] for case in contract.cases.values()))
+            if longest <= max(shorter, contract.dims[axis].high):
+                continue
+            for which in (0, -1) if shorter and contract.choices else (0,):
+                draw = _with(contract, dtype, simplest, axis, longest, which)
+                if _fits(contract, draw):
+                    yield draw
         shorter = length
 
 
-def _with(contract: Contract, dtype: str, simplest: Draw, axis: str, length: int) -> Draw:
+def _with(contract: Contract, dtype: str, simplest: Draw, axis: str, length: int, which: int) -> Draw:
+    """Return the call with this axis of this length, and every choice's value with the index ``which``."""
+
     def size(name: str, dim: Dim) -> int:
         if name != axis:
             most = _SHORT if name in contract.shape_dims() else length // _CHUNKS
@@ -63,7 +68,6 @@ def _with(contract: Contract, dtype: str, simplest: Draw, axis: str, length: int
         return length // dim.multiple_of * dim.multiple_of
 
     dims = {name: size(name, dim) for name, dim in contract.dims.items()}
-    which = 0 if length <= _LENGTHS["bfloat16"] else -1
     choices = {name: values[which] for name, values in contract.choices.items()}
     return replace(simplest, case=replace(simplest.case, name=LONG, dims=dims, choices=choices, dtype=dtype))
 

@@ -52,6 +52,17 @@ def close(ours: list[torch.Tensor], theirs: list[torch.Tensor], **how: Any) -> N
         torch.testing.assert_close(own, other, **how)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu(use="beside"))])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_bias_alone_may_want_a_gradient(device: str, dtype: torch.dtype) -> None:
+    q, k, v = (tensor.detach() for tensor in heads(queries=40, keys=40, width=16, device=device, dtype=dtype))
+    bias = torch.linspace(-1, 1, 1600, device=device, dtype=dtype).view(1, 1, 1, 40, 40).requires_grad_()
+    results = attention(q, k, v, bias=bias[0], form="sdpa"), naive(q, k, v, None, bias)
+    upstream = torch.linspace(-1, 1, v.shape[-1], device=device, dtype=dtype).expand_as(results[0])
+    gradients = [torch.autograd.grad(result, bias, upstream) for result in results]
+    close(*map(list, gradients), atol=2e-2, rtol=2e-2)
+
+
 # ---------------------------------------------------------------- the same as torch
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("shape", [(7, 9), (4, 7, 9), (4, 1, 9), (2, 1, 1, 9), (1, 4, 7, 1), (2, 4, 7, 9)])
