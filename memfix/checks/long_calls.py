@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 
 from ..contract import Contract, Dim
-from ..errors import MemfixError
 from ..laws import NAIVE
 from ..meters import usable_meter
 from .draws import Drawn, name_of_draws
@@ -73,8 +72,9 @@ def _with(contract: Contract, dtype: str, simplest: Draw, axis: str, length: int
 
 
 def _fits(contract: Contract, draw: Draw) -> bool:
+    """Whether naive can be simulated at this call, and is small."""
     try:
         step = FormCall(contract, NAIVE, draw).step(phases_of(contract)[-1])
         return usable_meter("simulated").measure(step, warmup=0).total_bytes <= _MOST_BYTES
-    except (MemfixError, RuntimeError, ValueError):
+    except Exception:
         return False

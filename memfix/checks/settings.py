@@ -19,30 +19,17 @@ def settings_watched() -> Iterator[set[str]]:
         yield changed
     finally:
         for (name, get, put), value in zip(_SETTINGS, before, strict=True):
-            if get() != value:
+            if not _same(get(), value):
                 changed.add(name)
                 put(value)
 
 
-def _torch_random() -> bytes:
-    return torch.get_rng_state().numpy().tobytes()
+def _same(now: Any, before: Any) -> bool:
+    return torch.equal(now, before) if isinstance(before, torch.Tensor) else before is None or now == before
 
 
-def _set_torch_random(state: bytes) -> None:
-    torch.set_rng_state(_as_tensor(state))
-
-
-def _cuda_random() -> bytes | None:
-    return torch.cuda.get_rng_state().numpy().tobytes() if torch.cuda.is_initialized() else None
-
-
-def _set_cuda_random(state: bytes | None) -> None:
-    if state is not None:
-        torch.cuda.set_rng_state(_as_tensor(state))
-
-
-def _as_tensor(state: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
+def _cuda_random() -> torch.Tensor | None:
+    return torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
 
 
 def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
@@ -50,8 +37,8 @@ def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any]
 
 
 _SETTINGS: list[tuple[str, Callable[[], Any], Callable[[Any], Any]]] = [
-    ("torch's random generator", _torch_random, _set_torch_random),
-    ("torch's random generator on the GPU", _cuda_random, _set_cuda_random),
+    ("torch's random generator", torch.get_rng_state, torch.set_rng_state),
+    ("torch's random generator on the GPU", _cuda_random, torch.cuda.set_rng_state),
     ("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
     ("torch's number of threads", torch.get_num_threads, torch.set_num_threads),
     ("torch's anomaly detection", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
