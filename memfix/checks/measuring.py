@@ -60,7 +60,7 @@ def measure_phases(call: FormCall, phases: Collection[Phase], meter: Meter) -> d
     simulation = meter.simulation
     if simulation is not None and _needs_no_warm_up(call, simulation):
         (readings,) = _in_turn(call, in_order, simulation) or ({},)
-    if not readings or any(reading.leaked_bytes for reading in readings.values()):
+    if not readings or any(reading.leaked_bytes or reading.cyclic_bytes for reading in readings.values()):
         readings = {phase: measure(call, phase, meter) for phase in in_order}
     if "kept" in phases:
         of_kept = [reading.kept_reading() for reading in readings.values()]
@@ -171,7 +171,7 @@ def _saved_reading(call: FormCall, like: Reading) -> Reading:
             rows.append(Allocation(size, f"input {spec.name}", place=""))
     total = sum(row.bytes for row in rows)
     return replace(
-        like, peak_bytes=total, held_bytes=total, leaked_bytes=0, allocated_bytes=total,
+        like, peak_bytes=total, held_bytes=total, leaked_bytes=0, cyclic_bytes=0, allocated_bytes=total,
         alive_at_peak=tuple(sorted(rows, key=lambda row: -row.bytes)), kept=(), stages=(), timeline=None,
     )  # fmt: skip
 
