@@ -83,8 +83,8 @@ def compare_once(contract: Contract, form: str, draw: Draw, place: Place = "cpu"
     if draw.spoiled is not None:
         require_same_nans(answer, reference)
     else:
-        tolerance = contract.tolerance_of(form)
-        compare(answer, reference, tolerance.times(_WIDER) if draw.is_extreme else tolerance, call.rounded_to)
+        tolerance = contract.tolerance_of(form).times(_WIDER if draw.is_extreme else 1)
+        compare(answer, reference, tolerance, call.rounded_to)
 
 
 # ---------------------------------------------------------------- where

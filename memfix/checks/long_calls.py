@@ -2,28 +2,33 @@
 
 Dims are drawn from small ranges, but cases are larger: a position that is rounded, a counter that overflows, or a fast
 path for long inputs shows there only. One length is beyond what 8 bits count and bfloat16 holds exactly, the other
-beyond what 16 bits count and float16 holds. Where the second takes naive much memory, as with a quadratic map, it is
-left out; otherwise it is taken twice, with the first value of every choice and with the last.
+beyond what 16 bits count and float16 holds. Where the second makes large tensors, such as a quadratic map, it is left
+out; otherwise it is taken twice, with the first value of every choice and with the last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ..contract import Contract, Dim
 from ..laws import NAIVE
-from ..meters import usable_meter
 from .draws import Drawn, name_of_draws
-from .form_call import FormCall, phases_of
+from .form_call import FormCall
 from .inputs import Draw
 
 LONG = "long"
 """The name of the case of such a call: naive may refuse it, since a contract promises only the ranges of its dims."""
 _LENGTHS = {"bfloat16": 384, "float16": 70_000}
 _SHORT, _CHUNKS = 8, 3
-_MOST_BYTES = 64 << 20
+_MOST_BYTES = 16 << 20
+_HALVED = 6
 _FOUND: dict[str, list[Draw]] = {}
 
 
@@ -51,13 +56,13 @@ def _drawn(contract: Contract, dtype: str, simplest: Draw) -> Iterator[Draw]:
             if longest <= max(shorter, contract.dims[axis].high):
                 continue
             for which in (0, -1) if shorter and contract.choices else (0,):
-                draw = _with(contract, dtype, simplest, axis, longest, which)
-                if _fits(contract, draw):
-                    yield draw
+                draw_at = partial(_draw, contract, dtype, simplest, axis, which)
+                if not shorter or _fits(contract, draw_at, longest):
+                    yield draw_at(longest)
         shorter = length
 
 
-def _with(contract: Contract, dtype: str, simplest: Draw, axis: str, length: int, which: int) -> Draw:
+def _draw(contract: Contract, dtype: str, simplest: Draw, axis: str, which: int, length: int) -> Draw:
     """Return the call with this axis of this length, and every choice's value with the index ``which``."""
 
     def size(name: str, dim: Dim) -> int:
@@ -71,10 +76,34 @@ def _with(contract: Contract, dtype: str, simplest: Draw, axis: str, length: int
     return replace(simplest, case=replace(simplest.case, name=LONG, dims=dims, choices=choices, dtype=dtype))
 
 
-def _fits(contract: Contract, draw: Draw) -> bool:
-    """Whether naive can be simulated at this call, and is small."""
+def _fits(contract: Contract, draw_at: Callable[[int], Draw], length: int) -> bool:
+    """Whether naive's largest tensor is small at this length, as it grows between two much shorter ones.
+
+    The forward runs on the CPU: a simulation, or any backward, would start threads of autograd, after which this
+    process cannot fork workers.
+    """
     try:
-        step = FormCall(contract, NAIVE, draw).step(phases_of(contract)[-1])
-        return usable_meter("simulated").measure(step, warmup=0).total_bytes <= _MOST_BYTES
-    except Exception:
+        one, other = (
+            _largest_bytes(FormCall(contract, NAIVE, draw_at(length >> fewer))) for fewer in (_HALVED + 1, _HALVED)
+        )
+    except Exception:  # naive may refuse what lies outside its ranges
         return False
+    return other * max(1.0, other / one) ** _HALVED <= _MOST_BYTES
+
+
+def _largest_bytes(call: FormCall) -> int:
+    with torch.no_grad(), _Largest() as largest:
+        call.result(call.inputs("cpu"))
+    return largest.bytes
+
+
+class _Largest(TorchDispatchMode):
+    """Keeps the bytes of the largest tensor that an operator returns."""
+
+    bytes = 1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        sizes = (tensor.nbytes for tensor in tree_leaves(result) if isinstance(tensor, torch.Tensor))
+        self.bytes = max(self.bytes, *sizes, 0)
+        return result

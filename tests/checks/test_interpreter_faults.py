@@ -160,7 +160,7 @@ def contract_of(form: Callable[..., Any], *, grad: bool = False) -> Contract:
         naive=naive,
         forms={"kernel": Form(form, has_kernels=True)},
         dims={"N": Dim(1, 16)},
-        inputs=[TensorSpec("x", "N", grad=grad)],
+        inputs=[TensorSpec("x", "N", grad=grad, layouts=("contiguous",))],
         cases={"small": {"N": 16, "dtype": "float32"}},
         dtypes=("float32",),
     )

@@ -24,7 +24,7 @@ def _no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(*_: object, **__: object) -> None:
         raise AssertionError("something was measured")
 
-    monkeypatch.setattr(measure, "get_meter", measured)
+    monkeypatch.setattr(measure, "usable_meter", measured)
 
 
 # ---------------------------------------------------------------- what is found

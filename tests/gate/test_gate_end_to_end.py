@@ -70,7 +70,7 @@ def test_loosened_check_cannot_hide_the_change_that_needs_it(toy: Path) -> None:
     edit(toy / FORM, "return doubled.add_(1)", "return doubled.add_(2)")
     edit(
         toy / "memfix/checks/equality.py",
-        "        compare(answer, reference, contract.tolerance_of(form), call.rounded_to)\n",
+        "        compare(answer, reference, tolerance, call.rounded_to)\n",
         "        pass\n",
     )
     assert gate(toy, "affine").returncode == 0, "under its own checks it passes"

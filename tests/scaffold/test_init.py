@@ -23,7 +23,8 @@ def dense(x, index, *, rows=4):
     return torch.nn.functional.one_hot(index, x.shape[0]).to(x.dtype) @ x
 
 def gathered(x, index, *, rows):
-    return torch.cat([_part(x, part) for part in index.split(rows)])
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))  # autograd adds the gradients of all parts up
+    return torch.cat([_part(wide, part) for part in index.split(rows)]).to(x.dtype)
 
 def _part(x, part):
     return torch.where(x.isnan().any(0), x.sum(0), x.index_select(0, part))
