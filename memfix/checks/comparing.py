@@ -80,8 +80,8 @@ class Reference:
         return moved_by_nudge * share / self.nudge if self.nudge else 0.0
 
     def keeps_digits(self, name: str) -> bool:
-        """Whether naive's error shows only roundings of its tensor's own dtype, which may be wider than the working:
-        a state that stays float32, or under autocast what no product made."""
+        """Whether naive's error shows only roundings of its tensor's own dtype, which may be wider than the
+        working dtype: a state that stays float32, or under autocast what no product made."""
         expected, naives = self.expected[name], self.naive.tensors[name]
         if expected is None or naives is None or not naives.is_floating_point():
             return False
@@ -143,7 +143,7 @@ def compare(answer: Answer, reference: Reference, tolerance: Tolerance, dtype: t
                 raise Unequal(f"gives a {name}, naive gives none")
             continue
         if got is None:
-            refuse = "; its backward must refuse it with an error, as memfix.ops.derivatives.first_derivative_only does"
+            refuse = "; its backward must refuse it with an error, as torch's once_differentiable does"
             raise Unequal(f"gives no {name}{refuse if name.startswith('second derivative') else ''}")
         if got.shape != expected.true.shape:
             raise Unequal(f"{name} has shape {list(got.shape)}, naive's {list(expected.true.shape)}")

@@ -188,7 +188,7 @@ def laid_out(size: tuple[int, ...], dtype: torch.dtype, device: str | torch.devi
     if layout == "strided" and size:
         return torch.empty((*size[:-1], 2 * size[-1] + 1), dtype=dtype, device=device)[..., 1::2]
     if layout == "sliced" and size:
-        swapped = (*size[:-3], size[-2], size[-3], size[-1] + 2) if len(size) > 2 else (*size[:-1], size[-1] + 2)
+        swapped = (*size[:-3], *size[-3:-1][::-1], size[-1] + 2)
         tensor = torch.empty(swapped, dtype=dtype, device=device)[..., 1:-1]
         return tensor.transpose(-3, -2) if len(size) > 2 else tensor
     return torch.empty(size, dtype=dtype, device=device)

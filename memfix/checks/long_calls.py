@@ -25,10 +25,11 @@ from .inputs import Draw
 
 LONG = "long"
 """The name of the case of such a call: naive may refuse it, since a contract promises only the ranges of its dims."""
-_LENGTHS = {"bfloat16": 384, "float16": 70_000}
-_SHORT, _CHUNKS = 8, 3
+_LENGTHS = (("bfloat16", 0, 384), ("float16", 384, 70_000))
+"""Each length's dtype, the length that a call must exceed, and the most it has."""
+_SHORT, _CHUNKS = 8, 3  # the size of the other axes, and the chunks of the long one where its dim allows so few
 _MOST_BYTES = 16 << 20
-_HALVED = 6
+_HALVED = 6  # how often a length is halved to see how naive's largest tensor grows
 _FOUND: dict[str, list[Draw]] = {}
 
 
@@ -47,19 +48,18 @@ def _always(draw: Draw, other: Draw) -> Draw:
 
 
 def _drawn(contract: Contract, dtype: str, simplest: Draw) -> Iterator[Draw]:
-    """Yield a draw for each axis and length that is longer than drawn dims, and than the length before, but not longer
-    than in the cases."""
-    shorter = 0
-    for own, length in _LENGTHS.items():
-        for axis in contract.shape_dims() if dtype == (own if own in contract.dtypes else contract.dtypes[-1]) else ():
-            longest = min(length, max(case.dims[axis] for case in contract.cases.values()))
-            if longest <= max(shorter, contract.dims[axis].high):
+    """Yield a draw for each axis and length that is longer than drawn dims, but not longer than in the cases."""
+    for own, shorter, most in _LENGTHS:
+        if dtype != (own if own in contract.dtypes else contract.dtypes[-1]):
+            continue
+        for axis in contract.shape_dims():
+            length = min(most, max(case.dims[axis] for case in contract.cases.values()))
+            if length <= max(shorter, contract.dims[axis].high):
                 continue
             for which in (0, -1) if shorter and contract.choices else (0,):
                 draw_at = partial(_draw, contract, dtype, simplest, axis, which)
-                if not shorter or _fits(contract, draw_at, longest):
-                    yield draw_at(longest)
-        shorter = length
+                if not shorter or _fits(contract, draw_at, length):
+                    yield draw_at(length)
 
 
 def _draw(contract: Contract, dtype: str, simplest: Draw, axis: str, which: int, length: int) -> Draw:

@@ -130,7 +130,7 @@ def _calls(contract: Contract, shows_in: ShowsIn) -> Iterator[bool]:
 
 
 def _is_special(call: Drawn) -> bool:
-    """Whether the call has a NaN in one input, runs under autocast, or is differentiated twice."""
+    """Whether the call has a NaN in one input, or is in another mode: no graph, autocast, differentiated twice."""
     return call.draw.spoiled is not None or call.draw.mode != "plain"
 
 
