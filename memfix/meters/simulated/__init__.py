@@ -37,7 +37,7 @@ from . import fake_device, tables
 from .gpus import get_gpu
 
 if TYPE_CHECKING:
-    from .assumptions import Scenario
+    from .assumptions import Followed, Scenario
     from .decisions import Decision
     from .launches import Launch
     from .tracking import StorageTracker
@@ -71,13 +71,19 @@ class SimulatedMeter:
         left out, because no successful run can have had their values. A single number, such as a loss that the step
         checks, may be what raises, so the other assumptions are tried again with the usual numbers.
 
-        Where unknown values decide how often a loop runs, the meter computes them, if that is little work.
+        Where unknown values decide how often a loop runs, the meter computes them, if that is little work. Answers may
+        contradict each other. So if the step raises under some of them, it is measured again with assumed indices in
+        place of those that it chooses by unknown values, and all that follows from these indices is known.
         """
         runs = self._runs(build, warmup)
-        computed = self._runs(build, warmup, computes=True) if _is_unbounded(runs) else []
+        computed = self._runs(build, warmup, "computed") if _is_unbounded(runs) else []
         if computed and not any(run.in_a_loop for run in computed):
             runs = computed
         measured = [run for run in runs if run.reading is not None]
+        refused = {run.scenario for run in runs} - {run.scenario for run in measured}
+        if refused and runs[0].has_choices:
+            chosen = [run for run in self._runs(build, warmup, "chosen") if run.reading is not None]
+            measured = [*chosen, *measured] if "usual" in refused else [*measured, *chosen]
         if not measured:
             raise _common_error(runs)
         reading = _bounded(measured[0], measured[1:])
@@ -87,11 +93,11 @@ class SimulatedMeter:
             return reading
         return self._beyond_measured(reading, measured[0], build, warmup)
 
-    def _runs(self, build: StepBuilder, warmup: int, *, computes: bool = False) -> list[_Run]:
+    def _runs(self, build: StepBuilder, warmup: int, follows: Followed = "known") -> list[_Run]:
         """A run under the usual answers, and runs under other answers if the unknown values may matter."""
         from .assumptions import are_numbers
 
-        run = functools.partial(self._run, build, warmup, computes=computes)
+        run = functools.partial(self._run, build, warmup, follows=follows)
         usual = run("usual")
         if not usual.rests_on or usual.is_same_under_others:
             return [usual]
@@ -115,7 +121,7 @@ class SimulatedMeter:
             prefers = not self.gpu.prefers_cudnn_attention
             other = copy.copy(self)
             other.gpu = dataclasses.replace(self.gpu, prefers_cudnn_attention=prefers)
-            there = other._run(build, warmup, "usual", computes=run.computes)
+            there = other._run(build, warmup, "usual", follows=run.follows)
             readings += [] if there.reading is None else [there.reading]
         lowest, highest = _bounds(readings)
         return dataclasses.replace(reading, at_least=lowest, at_most=highest)
@@ -127,12 +133,12 @@ class SimulatedMeter:
         scenario: Scenario,
         of_numbers: Scenario | None = None,
         *,
-        computes: bool = False,
+        follows: Followed = "known",
     ) -> _Run:
-        """Measure the step; eagerly if compiled code fails. ``computes`` raises the limits of computed values."""
+        """Measure the step; eagerly if compiled code fails."""
         from .compiled import CompiledCodeError
 
-        run = functools.partial(self._run_once, build, warmup, scenario, of_numbers or scenario, computes)
+        run = functools.partial(self._run_once, build, warmup, scenario, of_numbers or scenario, follows)
         try:
             return run()
         except CompiledCodeError as error:
@@ -144,43 +150,50 @@ class SimulatedMeter:
         warmup: int,
         scenario: Scenario,
         of_numbers: Scenario,
-        computes: bool,
+        follows: Followed,
         runs_eager: str | None = None,
     ) -> _Run:
         """Build and measure the step. ``runs_eager`` is a reason to run regions under ``torch.compile`` eagerly."""
         from .assumptions import are_numbers
         from .compiled import CompiledCodeError
+        from .refusals import explained
         from .source_lines import line_of
 
         with self._simulated(scenario, runs_eager) as tracker:
-            tracker.answers.of_numbers = of_numbers
-            if computes:
+            tracker.answers.of_numbers, tracker.answers.makes_choices = of_numbers, follows == "chosen"
+            if follows == "computed":
                 tracker.values.keep_more()
             try:
-                step = build("cuda")
-                gc.collect()
-                decided = tracker.may_numbers_decide_what_is_kept()
-                tracker.ledger.restart()
-                for _ in range(warmup):
-                    step()
-                gc.collect()
-                decided |= tracker.may_numbers_decide_what_is_kept()
-                kept = tracker.ledger.left_behind(line_of)
-                reading = self._reading(tracker, step, is_first_call=warmup == 0)
+                with explained():
+                    step = build("cuda")
+                    gc.collect()
+                    decided = tracker.may_numbers_decide_what_is_kept()
+                    tracker.ledger.restart()
+                    for _ in range(warmup):
+                        step()
+                    gc.collect()
+                    decided |= tracker.may_numbers_decide_what_is_kept()
+                    kept = tracker.ledger.left_behind(line_of)
+                    reading = self._reading(tracker, step, is_first_call=warmup == 0)
                 if scenario == "usual":  # under other answers the step may skip a place that `assume` names
                     tracker.decisions.require_used()
             except Exception as error:
                 rests_on = tuple(tracker.assumed_before | tracker.assumed)
-                if not rests_on or isinstance(error, (CompiledCodeError, UsageError)):
+                is_final = not (rests_on or tracker.answers.has_choices)
+                if is_final or isinstance(error, (CompiledCodeError, UsageError)):
                     raise
-                return _Run(None, (), rests_on, error, is_most=tracker.answers.are_most)
+                answers = tracker.answers
+                return _Run(
+                    scenario, None, (), rests_on, error, is_most=answers.are_most, has_choices=answers.has_choices
+                )
             reading = dataclasses.replace(reading, kept=(*kept, *reading.kept))
             unbounded = frozenset(tracker.notes) - tracker.bounded
             answers = tracker.answers
             assumed, rests_on = tuple(tracker.assumed), tuple(tracker.assumed_before | tracker.assumed)
             run = _Run(
-                reading, assumed, rests_on, None, answers.in_a_loop, unbounded, answers.are_most, computes=computes
-            )
+                scenario, reading, assumed, rests_on, None, answers.in_a_loop, unbounded, answers.are_most,
+                has_choices=answers.has_choices, follows=follows,
+            )  # fmt: skip
             if scenario != "usual" or not warmup or decided or not rests_on or not answers.asked_again:
                 return run
             is_same = are_numbers(rests_on) and self._is_same_under_others(tracker, step, reading)
@@ -289,6 +302,7 @@ class SimulatedMeter:
 class _Run:
     """One run under some answers for unknown values: its reading, or the error that it raised."""
 
+    scenario: Scenario
     reading: Reading | None
     assumed: tuple[str, ...]
     """The assumptions behind values that the measured step read."""
@@ -302,8 +316,9 @@ class _Run:
     """Whether the scenario "most" would have given the same answers."""
     is_same_under_others: bool = False
     """Whether further calls took the same bytes under other answers."""
-    computes: bool = False
-    """Whether the raised limits of computed values applied (``Values.keep_more``)."""
+    has_choices: bool = False
+    """Whether the step chose indices by unknown values, as a router does."""
+    follows: Followed = "known"
 
 
 def _bounded(usual: _Run, others: list[_Run]) -> Reading:
@@ -355,6 +370,8 @@ def _common_error(runs: list[_Run]) -> Exception:
     """The step's own error if it raises the same under all answers, else an error that names the assumptions."""
     first, *others = [run.error for run in runs]
     assert first is not None
+    if isinstance(first, MeasurementError):  # it names the line whose values are unknown
+        return first
     if all((type(other), str(other)) == (type(first), str(first)) for other in others):
         return first
     what = "; ".join(runs[0].rests_on)

@@ -14,11 +14,17 @@ from typing import Any, Literal
 
 import torch
 
+from .choices import How, assumed_indices
+from .workspace.rules import Call
+
 aten = torch.ops.aten
 
 # the answers of one run: the usual ones, or those that make masks pick most or least, and numbers large or small
 Scenario = Literal["usual", "most", "least"]
 SCENARIOS: tuple[Scenario, ...] = ("usual", "most", "least")
+# which values are followed: those that follow from known ones; also floats of large tensors, if that is little work; or
+# also those that follow from indices that operators choose by unknown values, which are assumed
+Followed = Literal["known", "computed", "chosen"]
 
 DRAWN = "random numbers decide what the step reads: they are drawn on the CPU, and a GPU draws others"
 COPIED = "the step copies unknown values to the CPU: any values are assumed"
@@ -31,6 +37,8 @@ NO_BOUNDS = "a loop reads unknown values, and how often it runs is not known: th
 COMPUTED = "numbers that were computed on the CPU decide how often a loop runs, and a GPU rounds them differently"
 UNDECIDED = "an unknown number"
 """The mark of values that were computed from an assumed number. Their note names the line that reads them."""
+CHOSEN = "a choice"
+"""The mark of values that follow from choices, such as those of a router, which the user or a note assumes."""
 NO_LARGER_ID = "the step counts ids by torch.bincount: assumed that none is above its minlength"
 EQUAL = "the step compares tensors by torch.equal: assumed that they are equal"
 
@@ -41,6 +49,7 @@ _NUMBERS: dict[Scenario, float] = {"usual": 0.5, "most": 4096.0, "least": -2.0}
 _PATIENCE = 64  # reads at one place before the answer changes
 _ONCE_OR_TWICE = 2  # more reads at one place are taken for a loop
 _INTEGERS: dict[Scenario, int] = {"usual": 1, "most": 2, "least": 0}
+_CHOICES: dict[Scenario, How] = {"usual": "even", "most": "worst", "least": "last"}
 
 
 class NumberNote(str):
@@ -88,6 +97,10 @@ class Answers:
         """The scenario for single values, such as a loss. A step may raise for one of them, but run on other masks."""
         self.are_most = True
         """Whether every answer would have been the same under "most", which then need not be tried."""
+        self.makes_choices = False
+        """Whether the indices that ``topk`` and others choose by unknown values are assumed."""
+        self.has_choices = False
+        """Whether such an operator ran."""
         self._is_warming_up = True
         self._num_asked: Counter[str] = Counter()
         self._asked_before: frozenset[str] = frozenset()
@@ -154,14 +167,23 @@ class Answers:
             return math.ceil(num_elements * share)
         return num_elements if self.scenario == "most" else 0
 
-    def shares(self, num_elements: int, num_shares: int) -> torch.Tensor:
-        """How many elements each share has: evenly many, or under "most" all in the first."""
+    def shares(self, num_elements: int, num_shares: int, most_each: int | None = None) -> torch.Tensor:
+        """How many elements each share has: evenly many; under "most" the first ones, and under "least" the last ones
+        have all that they can, ``most_each``."""
         self.are_most = False
+        each = num_elements if most_each is None else most_each
         with torch._C._DisableTorchDispatch():
-            if self.scenario == "most":
-                return torch.tensor([num_elements, *[0] * (num_shares - 1)])
-            even, rest = divmod(num_elements, num_shares)
-            return torch.tensor([even + 1] * rest + [even] * (num_shares - rest))
+            if self.scenario == "usual":
+                even, rest = divmod(num_elements, num_shares)
+                return torch.tensor([even + 1] * rest + [even] * (num_shares - rest))
+            ends = (each * torch.arange(1, num_shares + 1)).clamp(max=num_elements)
+            first = torch.diff(ends, prepend=torch.zeros(1, dtype=ends.dtype))
+            return first if self.scenario == "most" else first.flip(0)
+
+    def choices(self, call: Call) -> torch.Tensor:
+        """The indices that an operator such as ``topk`` chooses: "even", "worst" or "last" by the scenario."""
+        self.are_most = False
+        return assumed_indices(call, _CHOICES[self.scenario])
 
     def of_mask(self, packet: Any, num_elements: int, share: float) -> tuple[str, float | int | bool]:
         """The note and the assumed value of a sum, ``all`` or ``any`` over ``num_elements`` of a mask."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -17,18 +16,16 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...errors import UsageError
+from .choices import assumed_indices, chooses, chosen_indices
 from .source_lines import Site, line_of
 from .values import MOST_INTEGERS, is_small
-from .workspace.rules import tensors_in
-
-aten = torch.ops.aten
+from .workspace.rules import Call, tensors_in
 
 Decision = torch.Tensor | float | Callable[[torch.Tensor], torch.Tensor | None] | Literal["even", "worst"]
 """The values at a place; a function that maps each unknown tensor there to its values or to None; or how indices that
 an operator such as ``topk`` chooses are spread."""
 
 HOWS = ("even", "worst")
-_CHOOSE = (aten.topk, aten.argmax, aten.argmin, aten.max, aten.min, aten.sort, aten.argsort, aten.multinomial)
 _MOST_SHOWN = 4
 
 
@@ -53,8 +50,8 @@ class Decisions:
         return bool(self._assume)
 
     # ---------------------------------------------------------------- deciding
-    def of_results(self, packet: Any, args: Any, results: Any, site: Site | None) -> list[tuple[Any, Any]]:
-        """The results of an operator, or tensors that the step reads, that the user decided, each with its values."""
+    def of_results(self, results: Any, site: Site | None, call: Call | None = None) -> list[tuple[Any, Any]]:
+        """The results of a ``call``, or tensors that the step reads, that the user decided, each with its values."""
         key = self._key_at(site)
         if key is None:
             return []
@@ -62,7 +59,8 @@ class Decisions:
         for tensor in tensors_in(results):
             value: torch.Tensor | None
             if isinstance(decision, str):
-                value = _chosen(packet, args, tensor, decision)
+                chosen = chosen_indices(call) if call is not None and chooses(call.operator) else None
+                value = assumed_indices(call, decision) if call is not None and tensor is chosen else None
             elif callable(decision):
                 value = None if tensor.dtype.is_floating_point else self._call(key, decision, tensor)
             else:
@@ -196,16 +194,3 @@ def _described(value: Any) -> str:
 def _is_alike(value: Any, tensor: torch.Tensor) -> bool:
     is_real = isinstance(value, torch.Tensor) and value.device.type == "cpu"
     return is_real and value.shape == tensor.shape and value.dtype == tensor.dtype
-
-
-def _chosen(packet: Any, args: Any, result: torch.Tensor, how: str) -> torch.Tensor | None:
-    """The indices that an operator such as ``topk`` returns: all choices in turn ("even"), or always the first ones."""
-    if packet not in _CHOOSE or result.dtype != torch.int64 or not args:
-        return None
-    num_choices = args[0].shape[-1]
-    with torch._C._DisableTorchDispatch():
-        if how == "even":
-            return torch.arange(math.prod(result.shape)).remainder(num_choices).reshape(result.shape)
-        is_one = packet is not aten.topk and result.shape == args[0].shape[:-1]
-        first = torch.zeros(()) if is_one or not result.dim() else torch.arange(result.shape[-1])
-        return first.to(torch.int64).expand(result.shape).contiguous()

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from ...errors import MeasurementError
 from . import assumptions, peers
 from .assumptions import Answers, Scenario
+from .choices import chooses, chosen_indices
 from .composite import composite_key
 from .cublas import CublasWorkspaces
 from .decisions import Decision, Decisions
@@ -226,7 +227,7 @@ class StorageTracker(TorchDispatchMode):
             return value
         if not self.values.is_small(tensor):
             return None
-        for _, decided in self.decisions.of_results(None, (), [tensor], self.lines.current()):
+        for _, decided in self.decisions.of_results([tensor], self.lines.current()):
             return decided
         with torch._C._DisableTorchDispatch():
             return torch.full(tensor.shape, self._number(tensor.dtype), dtype=tensor.dtype, device="cpu")
@@ -236,7 +237,7 @@ class StorageTracker(TorchDispatchMode):
         assumed = self.values.assumed_of(tensors)
         if peers.SAME in assumed:  # other answers are not tried
             self.note(peers.SAME)
-        self.assumed |= dict.fromkeys(sorted(assumed - {assumptions.UNDECIDED, peers.SAME}))
+        self.assumed |= dict.fromkeys(sorted(assumed - {assumptions.UNDECIDED, assumptions.CHOSEN, peers.SAME}))
         self.answers.are_most &= assumed.isdisjoint((assumptions.UNDECIDED, assumptions.DRAWN))
 
     def _number(self, dtype: torch.dtype, computed: Any = None) -> float | int | bool:
@@ -313,13 +314,26 @@ class StorageTracker(TorchDispatchMode):
             return real
         for tensor in results:
             self.storages.add_result(tensor, func, site, replaced)
+        call = Call(self.gpu, func, args, kwargs, result)
         if not traits.hides_nothing:
-            self._count_workspace(Call(self.gpu, func, args, kwargs, result), given, results, site, recipe)
+            self._count_workspace(call, given, results, site, recipe)
         self.values.follow(func, args, kwargs, given, results)
+        if traits.chooses:
+            self._choose(call)
         if self.decisions:
-            for tensor, value in self.decisions.of_results(func.overloadpacket, args, result, site):
-                self.values.keep(tensor, value)
+            for tensor, value in self.decisions.of_results(result, site, call):
+                self.values.keep(tensor, value, frozenset((assumptions.CHOSEN,)))
         return result
+
+    def _choose(self, call: Call) -> None:
+        """Assume the indices that an operator chose by unknown values, if the step cannot be measured otherwise."""
+        indices = chosen_indices(call)
+        if self.values.of(indices) is not None:
+            return
+        self.answers.has_choices = True
+        if self.answers.makes_choices:
+            note = assumptions.at(assumptions.EVEN, self._place())
+            self.values.keep(indices, self.answers.choices(call), frozenset((note, assumptions.CHOSEN)))
 
     def _run_on_real(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor], traits: _Traits) -> Any:
         """Run a view, a collective or an in-place operator whose tensors are all real, such as an optimizer's step
@@ -373,11 +387,12 @@ class _Traits:
     """The properties that decide how an operator is run. They share one lookup a call, which hashes it in Python."""
 
     __slots__ = (
-        "composite_key", "hides_nothing", "indexes", "is_sent", "is_view", "reads_values", "runs_on_real",
+        "chooses", "composite_key", "hides_nothing", "indexes", "is_sent", "is_view", "reads_values", "runs_on_real",
     )  # fmt: skip
 
     def __init__(self, operator: Any) -> None:
         packet, tags = operator.overloadpacket, operator.tags
+        self.chooses = chooses(operator)
         self.composite_key = composite_key(operator)
         self.hides_nothing = hides_nothing(operator)
         self.indexes = packet in _INDEXES

@@ -129,7 +129,8 @@ _PRODUCTS = _packets(
 """Products and factorisations, whose work is the number of multiply-adds."""
 DRAWS_UP_TO_1 = (aten.rand, aten.rand_like)
 REDUCES = _packets("all any sum amax amin max min mean")
-COUNTS = _packets("all any sum count_nonzero")
+ADDS = _packets("sum count_nonzero")
+COUNTS = _packets("all any") | ADDS
 KEEPS_SHARE = _packets("_to_copy clone index index_select gather")
 """Operators that leave the share of a mask's elements that are set as it is."""
 ALWAYS_HOLDS: dict[Any, Callable[[int, int, int], bool]] = {

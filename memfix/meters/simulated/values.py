@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from . import peers
 from . import value_operators as operators
-from .assumptions import COPIED, DRAWN, UNDECIDED, Answers, Pool, formula_that_reads
+from .assumptions import CHOSEN, COPIED, DRAWN, EVEN, UNDECIDED, Answers, Pool, formula_that_reads
 from .fake_result_cache import NOT_HANDLED
 from .value_operators import UNKNOWN
 from .workspace.rules import tensors_in
@@ -206,6 +206,7 @@ class Values:
         """Record the values of a fake tensor that has a storage of its own. A ``value`` of one element fills it. Other
         values of more than a small tensor are not kept."""
         storage, is_small = tensor.untyped_storage(), self.is_small(tensor)
+        is_small |= CHOSEN in assumed and is_small_as_choice(tensor)
         if not is_small and value.numel() != 1:
             self.forget([tensor])
             return
@@ -303,12 +304,12 @@ class Values:
             )
         ):
             return
-        was_zero = packet is aten.scatter_ and self._is_zero(args[0])
+        was_zero = packet in (aten.scatter, aten.scatter_) and self._is_zero(args[0])
         self.forget(operators.written_tensors(operator, args, kwargs))
-        if was_zero and isinstance(args[3], int) and args[3] == 1:  # a one-hot mask
+        if was_zero and isinstance(args[3], (int, float)) and args[3] == 1:  # a one-hot mask
             _, dim, index = args[:3]
             share = index.shape[dim] / args[0].shape[dim]
-            self._remember(args[0], _Known(share=share, pool=Pool(index.numel())))
+            self._remember(results[0], _Known(share=share, pool=Pool(index.numel())))
         elif len(results) == 1 and given:
             self._follow_unknown(operator, args, given, results[0])
         for place, value in healthy.items():
@@ -316,7 +317,9 @@ class Values:
 
     def _follow_known(self, operator: Any, args: Any, kwargs: Any, given: Any, results: list[Any]) -> bool:
         """Follow an operator on small tensors whose values are known."""
-        if not all(map(self.is_small, (*given, *results))):
+        if not all(map(self.is_small, (*given, *results))) and not (
+            all(map(is_small_as_choice, (*given, *results))) and self._follows_choices(operator, args, kwargs, given)
+        ):
             return False
         values = self.computed(operator, args, kwargs, given)
         if values is UNKNOWN:
@@ -330,6 +333,17 @@ class Values:
             if is_new and fake.shape == value.shape and fake.dtype == value.dtype and isinstance(fake, FakeTensor):
                 self.keep(fake, value, assumed)
                 fake.constant = None  # FakeTensorMode's own record of values, which covers fewer tensors
+        return True
+
+    def _follows_choices(self, operator: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> bool:
+        """Whether an operator reads choices, such as those of a router, so that more floats are kept than otherwise:
+        counts and masks. What it writes in place gets real memory."""
+        if CHOSEN not in self.assumed_of(given):
+            return False
+        for tensor in operators.written_tensors(operator, args, kwargs):
+            known = self._at(tensor)
+            if known is not None and known.shared is not None:
+                self.keep(tensor, known.shared, known.assumed | {CHOSEN})
         return True
 
     def _follow_shared(self, operator: Any, args: Any, kwargs: Any, given: Any, results: list[Any]) -> bool:
@@ -374,7 +388,14 @@ class Values:
         elif packet in operators.COUNTS and result.numel() and self.is_small(result):
             share = self.share_of(first)
             if share is not None and formula_that_reads() is None:
-                note, value = self._answers.of_mask(packet, first.numel() // result.numel(), share)
+                num_each, known = first.numel() // result.numel(), self._at(first)
+                if known is not None and known.pool is not None and packet in operators.ADDS:
+                    shares = self._answers.shares(round(first.numel() * share), result.numel(), num_each)
+                    with torch._C._DisableTorchDispatch():
+                        shares = shares.reshape(result.shape)
+                    self.keep(result, shares, frozenset((EVEN,)))
+                    return
+                note, value = self._answers.of_mask(packet, num_each, share)
                 self.keep(result, _scalar(value), frozenset((note,)))
         elif result.dim() == 0 and result.dtype.is_floating_point and _has_own_storage(result, given):
             self.keep(result, _scalar(self._answers.next_number()), frozenset((UNDECIDED,)))
@@ -454,6 +475,11 @@ def is_small(tensor: torch.Tensor, most_floats: int = MOST_FLOATS) -> bool:
     dtype = tensor.dtype
     most = most_floats if dtype.is_floating_point or dtype.is_complex else MOST_INTEGERS
     return tensor.layout is torch.strided and tensor.untyped_storage().nbytes() <= most * dtype.itemsize
+
+
+def is_small_as_choice(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of any dtype is small enough to be kept if it follows from choices."""
+    return is_small(tensor, most_floats=MOST_INTEGERS)
 
 
 def _real_written(operator: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
