@@ -1,0 +1,297 @@
+"""Predicts the peak of a train step of every architecture in ``transformers``, and measures it on a GPU.
+
+    python -m benchmarks.architectures [--json PATH] [--only GLOB] [--workers 2]
+
+Each architecture gets a small configuration, random weights, and a batch that fits its task: forward, backward,
+clipping, AdamW. An architecture that runs in no small configuration is left out with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import functools
+import multiprocessing
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from torch import nn
+
+import memfix
+from memfix.checks.children import start_worker
+from memfix.errors import MeasurementError
+from memfix.meters.base import Step, StepBuilder
+from memfix.provenance import installed_version
+
+from .peers import not_installed
+from .predicted_rows import Row, in_words, measured, write_rows
+from .third_party.training import Batch, train
+
+_SMALL: dict[str, Any] = {
+    name: value
+    for value, names in {
+        128: "hidden_size d_model n_embd dim embed_dim",
+        256: "intermediate_size ffn_dim d_ff n_inner ffn_hidden_size encoder_ffn_dim decoder_ffn_dim",
+        2: "num_hidden_layers num_layers n_layer n_layers encoder_layers decoder_layers num_encoder_layers "
+        "num_decoder_layers num_key_value_heads num_experts_per_tok moe_topk eos_token_id",
+        4: "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads",
+        8: "num_experts num_local_experts n_routed_experts moe_num_experts",
+        16: "qk_rope_head_dim state_size",
+        32: "head_dim d_kv kv_lora_rank qk_nope_head_dim v_head_dim",
+        64: "moe_intermediate_size q_lora_rank",
+        1: "n_group topk_group bos_token_id decoder_start_token_id",
+        512: "max_position_embeddings n_positions",
+        1000: "vocab_size",
+        7: "num_labels",
+        0: "pad_token_id",
+    }.items()
+    for name in names.split()
+} | {"use_cache": False}
+"""Settings of small configurations. Each is given to the architectures that have it."""
+_FEWER: tuple[Callable[[str], bool], ...] = (
+    lambda name: True,
+    lambda name: name not in ("head_dim", "num_key_value_heads"),
+    lambda name: "layer" in name or "expert" in name or name.endswith("token_id") or name == "vocab_size",
+    lambda name: name == "num_labels",
+)
+"""Which of the settings to try in turn: an architecture may refuse some of them."""
+_MOST_PARAMETERS = 500_000_000
+_SECONDS = 120
+
+
+# ---------------------------------------------------------------- batches
+def _drawn(*shape: int, below: int) -> torch.Tensor:
+    return torch.randint(min(3, below - 1), below, shape)
+
+
+def _ids(config: Any) -> torch.Tensor:
+    ids = _drawn(2, 128, below=min(1000, config.get_text_config().vocab_size))
+    ids[:, -1] = 2  # the end of a sequence, which some classifiers look for
+    return ids
+
+
+def _text(config: Any, model: nn.Module) -> Batch:
+    return {"input_ids": (ids := _ids(config)), "labels": ids}
+
+
+def _translation(config: Any, model: nn.Module) -> Batch:
+    return {"input_ids": (ids := _ids(config)), "labels": ids[:, :64].contiguous()}
+
+
+def _labelled(config: Any, model: nn.Module, *shape: int) -> Batch:
+    return {"input_ids": _ids(config), "labels": _drawn(2, *shape, below=config.num_labels)}
+
+
+def _answers(config: Any, model: nn.Module) -> Batch:
+    return {"input_ids": _ids(config), "start_positions": torch.tensor([1, 2]), "end_positions": torch.tensor([3, 9])}
+
+
+def _images(config: Any, model: nn.Module) -> torch.Tensor:
+    size = getattr(config, "image_size", None) or getattr(getattr(config, "backbone_config", None), "image_size", 224)
+    sizes = (
+        list(size.values())
+        if isinstance(size, Mapping)
+        else list(size)
+        if isinstance(size, list | tuple)
+        else [size] * 2
+    )
+    return torch.randn(2, getattr(config, "num_channels", 3), *sizes[:2])
+
+
+def _pictures(config: Any, model: nn.Module) -> Batch:
+    return {"pixel_values": _images(config, model), "labels": _drawn(2, below=config.num_labels)}
+
+
+def _segments(config: Any, model: nn.Module) -> Batch:
+    pixels = _images(config, model)
+    return {"pixel_values": pixels, "labels": _drawn(2, *pixels.shape[2:], below=config.num_labels)}
+
+
+def _films(config: Any, model: nn.Module) -> Batch:
+    frames = torch.randn(1, getattr(config, "num_frames", 8), 3, config.image_size, config.image_size)
+    return {"pixel_values": frames, "labels": _drawn(1, below=config.num_labels)}
+
+
+def _sounds(config: Any, model: Any) -> torch.Tensor:
+    bins = getattr(config, "num_mel_bins", None)
+    if bins is None:
+        wide = getattr(config, "feature_projection_input_dim", None)
+        return torch.randn(2, 16000) if model.main_input_name == "input_values" else torch.randn(2, 200, wide or 80)
+    if hasattr(config, "max_source_positions"):
+        return torch.randn(2, bins, 2 * config.max_source_positions)
+    return torch.randn(2, getattr(config, "max_length", 200), bins)
+
+
+def _spoken(config: Any, model: Any) -> Batch:
+    return {model.main_input_name: _sounds(config, model), "labels": _drawn(2, 8, below=30)}
+
+
+def _heard(config: Any, model: Any) -> Batch:
+    return {model.main_input_name: _sounds(config, model), "labels": _drawn(2, below=config.num_labels)}
+
+
+_TASKS: dict[str, tuple[str, Callable[[Any, Any], Batch]]] = {
+    "causal language model": ("CAUSAL_LM", _text),
+    "masked language model": ("MASKED_LM", _text),
+    "sequence to sequence": ("SEQ_TO_SEQ_CAUSAL_LM", _translation),
+    "sequence classification": ("SEQUENCE_CLASSIFICATION", _labelled),
+    "token classification": ("TOKEN_CLASSIFICATION", lambda config, model: _labelled(config, model, 128)),
+    "question answering": ("QUESTION_ANSWERING", _answers),
+    "image classification": ("IMAGE_CLASSIFICATION", _pictures),
+    "semantic segmentation": ("SEMANTIC_SEGMENTATION", _segments),
+    "depth estimation": ("DEPTH_ESTIMATION", lambda config, model: {"pixel_values": _images(config, model)}),
+    "video classification": ("VIDEO_CLASSIFICATION", _films),
+    "speech recognition": ("CTC", _spoken),
+    "audio classification": ("AUDIO_CLASSIFICATION", _heard),
+}
+"""The table of classes in ``transformers`` of each task, and what makes its batches."""
+
+
+def _architectures() -> dict[str, tuple[str, str]]:
+    """Return the task and the class of every architecture, by its name here."""
+    from transformers.models.auto import modeling_auto
+
+    found: dict[str, tuple[str, str]] = {}
+    for task, (table, _) in _TASKS.items():
+        classes: dict[str, str] = {}
+        for kind, several in getattr(modeling_auto, f"MODEL_FOR_{table}_MAPPING_NAMES").items():
+            classes.setdefault(several if isinstance(several, str) else several[0], kind)
+        found |= {f"{task}: {kind}": (task, name) for name, kind in classes.items()}
+    return found
+
+
+# ---------------------------------------------------------------- one architecture
+def _configured(task: str, class_name: str) -> StepBuilder:
+    """Return the builder of a train step in the first small configuration in which it runs. If there is none, raise
+    why the first does not run."""
+    import transformers
+
+    model_class: Any = getattr(transformers, class_name)
+    usual, why = model_class.config_class(), None
+    given = {name: value for name, value in _SMALL.items() if hasattr(usual, name) and _replaces(usual, name)}
+    for is_tried in _FEWER:
+        try:
+            config = model_class.config_class(**{name: value for name, value in given.items() if is_tried(name)})
+            if config.is_encoder_decoder and not hasattr(config, "decoder_start_token_id"):
+                config.decoder_start_token_id = 1
+            with torch.device("meta"):
+                size = sum(parameter.numel() for parameter in model_class(config).parameters())
+            if size > _MOST_PARAMETERS:
+                raise MemoryError(f"{size:,} parameters")
+            batch = _TASKS[task][1](config, model_class(config))
+            build = functools.partial(_built, functools.partial(model_class, config), batch)
+            _require_that_it_runs(build)
+        except Exception as error:
+            why = why or error
+        else:
+            return build
+    assert why is not None
+    raise why
+
+
+def _built(make: Callable[[], nn.Module], batch: Batch, device: str) -> Step:
+    torch.manual_seed(0)
+    return train(make(), batch, device, loss_of=_loss)
+
+
+def _require_that_it_runs(build: StepBuilder) -> None:
+    """Run a step on the GPU, or else simulate it: on a CPU it may take more memory than there is."""
+    if torch.cuda.is_available():
+        build("cuda")()
+        return
+    with contextlib.suppress(MeasurementError):  # the row says that it is refused
+        memfix.peak(build)
+
+
+def _in_a_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+def _replaces(config: Any, name: str) -> bool:
+    return isinstance(getattr(config, name), int) or name.endswith("token_id")
+
+
+def _loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Return the model's own loss, or the mean square of its first result where it has none."""
+    answer = model(**batch)
+    loss = getattr(answer, "loss", None)
+    return next(iter(answer.values())).float().pow(2).mean() if loss is None else loss
+
+
+class _Late(BaseException):
+    """Passes through code that catches every exception."""
+
+
+@contextlib.contextmanager
+def _in_time() -> Iterator[None]:
+    """Raise ``_Late`` inside after ``_SECONDS``."""
+
+    def late(*_: object) -> None:
+        raise _Late(f"it takes longer than {_SECONDS} s")
+
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(_SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+def row_of(task: str, class_name: str) -> Row:
+    """Return the predicted peak of an architecture's train step, and on a GPU the measured one."""
+    row: Row = {"task": task, "class": class_name}
+    warnings.simplefilter("ignore")
+    try:
+        with _in_time():
+            build = _configured(task, class_name)
+    except (Exception, _Late) as why:  # an architecture may raise anything
+        return row | {"left_out": _in_a_line(why)}
+
+    try:
+        with _in_time():
+            return row | measured(build)
+    except _Late as late:
+        return row | {"error": _in_a_line(late)}
+
+
+# ---------------------------------------------------------------- all of them
+@click.command()
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures there.")
+@click.option("--only", default="*", help="Only architectures whose names match, such as '*: llama*'.")
+@click.option("--workers", type=click.IntRange(1), help="Processes at a time.  [default: one a core]")
+def main(json_path: Path | None, only: str, workers: int | None) -> None:
+    if (reason := not_installed(("transformers",))) is not None:
+        raise click.UsageError(reason)
+    every = _architectures()
+    chosen = [name for name in every if fnmatch.fnmatchcase(name, only)]
+    if not chosen:
+        raise click.UsageError(
+            f"--only {only!r} matches none of {len(every)} architectures, such as {next(iter(every))!r}"
+        )
+    rows: dict[str, Row] = {}
+    for name, row in zip(chosen, _rows(every, chosen, workers or os.cpu_count() or 1), strict=True):
+        rows[name] = row
+        click.echo(f"{name}: " + (f"left out: {row['left_out']}" if "left_out" in row else in_words(row)))
+    if json_path is not None:
+        kept: dict[str, Any] = {"workloads": {}, "measured_on": {"transformers": installed_version("transformers")}}
+        write_rows(json_path, rows, kept)
+
+
+def _rows(every: Mapping[str, tuple[str, str]], chosen: list[str], workers: int) -> Iterator[Row]:
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    with ProcessPoolExecutor(
+        workers, multiprocessing.get_context("spawn"), initializer=start_worker, initargs=(workers,)
+    ) as pool:
+        yield from pool.map(row_of, *zip(*(every[name] for name in chosen), strict=True))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
