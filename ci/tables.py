@@ -41,6 +41,7 @@ TABLES = {
     "pythia_profile": incidents.pythia_profile_table,
     "agreement": accuracy.agreement_table,
     "third_party": accuracy.third_party_table,
+    "architectures": accuracy.architectures_table,
     "ranks": accuracy.ranks_table,
     "oracle": accuracy.oracle_table,
     "cheats": accuracy.cheats_table,

@@ -38,19 +38,38 @@ def third_party_table() -> list[str]:
     """Other people's code by package: how close the predictions are to the H200's bytes."""
     data = h200("third_party")
     rows = [row for row in data["workloads"].values() if "measured" in row]
+    return _outcomes("package", "steps", [(f"{row['package']} {row['version']}", row) for row in rows])
+
+
+def architectures_table() -> list[str]:
+    """The architectures of transformers by task: how close the predictions are to the H200's bytes."""
+    data = h200("architectures")
+    rows = data["workloads"].values()
+    left_out = sum("left_out" in row for row in rows)
+    where = f"transformers {data['measured_on']['transformers']}, {gpu_of(data, 'torch', 'driver')}"
+    return [
+        f"{where}. {left_out} of {len(rows)} do not run in a small configuration.",
+        "",
+        *_outcomes("task", "architectures", [(row["task"], row) for row in rows if "left_out" not in row]),
+    ]
+
+
+def _outcomes(heading: str, counted: str, rows: list[tuple[str, dict[str, Any]]]) -> list[str]:
+    """Return a table of the outcomes of ``rows``, each with the name of its group, and of all together."""
     lines = [
-        "| package | steps | byte-exact | within 5 % or its bounds | further off | wrongly exact | refused |",
+        f"| {heading} | {counted} | byte-exact | within 5 % or its bounds | further off | wrongly exact | refused |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
-    for package in dict.fromkeys(f"{row['package']} {row['version']}" for row in rows):
-        outcomes = Counter(_outcome(row) for row in rows if f"{row['package']} {row['version']}" == package)
+    groups = dict.fromkeys(group for group, _ in rows)
+    for name in (*groups, "all"):
+        outcomes = Counter(_outcome(row) for group, row in rows if name in (group, "all"))
         counts = [outcomes[each] for each in ("equal", "near", "off", "wrong", "refused")]
-        lines.append(f"| {package} | {outcomes.total()} | {' | '.join(map(str, counts))} |")
+        lines.append(f"| {name} | {outcomes.total()} | {' | '.join(map(str, counts))} |")
     return lines
 
 
 def _outcome(row: dict[str, Any]) -> str:
-    """The column of the table that a step of other people's code counts in."""
+    """Return the column in which a step of other people's code counts."""
     if "error" in row:
         return "refused"
     predicted, measured = row["predicted"], row["measured"]
