@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from .checks.effort import PROFILES
 from .checks.examine import Found, Tools, run_check, run_checks, standing_of, unless_unequal
-from .checks.plan import Check, equality_checks, suite_plan
+from .checks.plan import MEASURED, Check, equality_checks, suite_plan
 from .contract import Contract
 from .laws import NAIVE, Phase, SpeedBudget
 
@@ -41,7 +41,7 @@ GpuUse = Literal["alone", "beside", "meters"]
 use the GPU, and reserve it themselves."""
 
 
-_MEMORY = ("memory", "budget", "scaling")
+_MEMORY = (*MEASURED, "budget", "scaling")
 
 
 def suite(*contracts: Contract, only: Literal["gpu", "cpu"] | None = None, speed: bool = True) -> Callable[..., None]:
@@ -98,6 +98,7 @@ def _name(check: Check) -> str:
         "equality": f"equal-{check.dtype}{'-cuda' if check.place == 'cuda' else ''}",
         "bad input": f"refuses-{check.bad_input.replace(' ', '_')}",
         "memory": f"small-{check.case}",
+        "variant": f"small-{check.case}",
         "budget": "small-drawn",
         "compile": "compiles",
         "scaling": f"grows-{getattr(check.law, 'dim', '')}",
@@ -138,7 +139,7 @@ def _memory_findings(contract: Contract, check: Check, session: Session) -> list
     outcomes = {one.form: found[one] for one in needed if one in found}
     findings = [finding for outcome in outcomes.values() for finding in outcome.findings]
     readings = {(form, phase): r for form, outcome in outcomes.items() for phase, r in outcome.readings.items()}
-    if check.kind == "memory":
+    if check.kind in MEASURED:
         findings += judge_case(FormCall.at_case(contract, check.form, check.case), readings)
     standing = standing_of(contract, check.form, found)
     if standing.no_memory is not None:

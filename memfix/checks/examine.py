@@ -21,7 +21,7 @@ from ..progress import Say, silent
 from .children import one_core
 from .effort import Effort
 from .finding import Finding
-from .plan import LAWS, Check, gate_plan, place_of, really_runs
+from .plan import LAWS, MEASURED, Check, gate_plan, place_of, really_runs
 
 if TYPE_CHECKING:
     from .inputs import Draw
@@ -127,7 +127,7 @@ def run_check(check: Check, contract: Contract, tools: Tools) -> Outcome:
 
 def _run_check(check: Check, contract: Contract, tools: Tools) -> Outcome:
     meter = meter_of(contract, tools.meter, simulates=check.kind in (*LAWS, "agreement"))
-    if check.kind == "memory":
+    if check.kind in MEASURED:
         return _measured_case(check, contract, meter)
     try:
         return Outcome(tuple(_findings(check, contract, meter, tools.effort)))
@@ -208,6 +208,7 @@ def put_together(contract: Contract, plan: Sequence[Check], found: Found) -> Exa
     """Make one examination of what the checks of ``plan`` found."""
     from .form_call import FormCall
     from .memory import judge_case
+    from .variants import variants
 
     forms = tuple(dict.fromkeys(check.form for check in plan if check.kind == "equality"))
     standings = {form: standing_of(contract, form, found) for form in forms}
@@ -216,7 +217,8 @@ def put_together(contract: Contract, plan: Sequence[Check], found: Found) -> Exa
     readings: dict[Where, Reading] = {}
     for check in plan:
         if check in found:
-            told[check.form, "law" if check.kind in LAWS else check.kind] += found[check].findings
+            kind = "memory" if check.kind in MEASURED else "law" if check.kind in LAWS else check.kind
+            told[check.form, kind] += found[check].findings
             readings |= {(check.form, check.case, phase): r for phase, r in found[check].readings.items()}
     findings: list[Finding] = []
     for form, standing in standings.items():
@@ -225,7 +227,7 @@ def put_together(contract: Contract, plan: Sequence[Check], found: Found) -> Exa
         findings += told[form, "memory"]
     for form, standing in standings.items():
         judged: list[Finding] = []
-        for case in contract.cases:
+        for case in (*contract.cases, *variants(contract)):
             trusted = {(f, p): r for (f, c, p), r in readings.items() if c == case and f in (NAIVE, form, *equal)}
             judged += judge_case(FormCall.at_case(contract, form, case), trusted)
         findings += unless_unequal(standing.no_memory, [*judged, *told[form, "law"]])

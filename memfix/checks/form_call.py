@@ -15,6 +15,7 @@ from ..meters.base import Step
 from ..meters.stages import stage
 from .finding import Finding, Status
 from .inputs import AUTOCASTS, Draw, make_inputs
+from .variants import variants
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -34,7 +35,9 @@ class FormCall:
 
     @staticmethod
     def at_case(contract: Contract, form: str, case: str) -> FormCall:
-        return FormCall(contract, form, Draw(contract.cases[case]))
+        """Return the call at a case, or at a variant of the smallest one."""
+        draw = Draw(contract.cases[case]) if case in contract.cases else variants(contract)[case]
+        return FormCall(contract, form, draw)
 
     def of(self, form: str) -> FormCall:
         """The same call of another form."""

@@ -8,12 +8,14 @@ from dataclasses import replace
 
 import torch
 
+from ..contract.case import is_variant
 from ..laws import Phase
 from ..meters import get_meter
 from ..meters.base import Meter, Reading, Simulation, Step
 from ..meters.timeline import Allocation, Timeline, rounded
 from .form_call import FormCall, StepsOf
 from .inputs import Draw
+from .variants import smallest_case
 
 _IN_TURN: tuple[Phase, ...] = ("forward", "held", "train")
 
@@ -24,8 +26,14 @@ def measure(call: FormCall, phase: Phase, meter: Meter) -> Reading:
 
 
 def measure_case(call: FormCall, meter: Meter) -> tuple[dict[Phase, Reading], dict[Phase, Exception]]:
-    """Return the reading of every phase, and the error of each that could not be measured. A phase that does not fit
-    the GPU is simulated."""
+    """Return the reading of every phase, and the error of each that could not be measured; of a variant only the last
+    phase. A phase that does not fit the GPU is simulated."""
+    if is_variant(call.draw.case.name):
+        phase = call.phases[-1]
+        try:
+            return measure_phases(call, [phase], meter), {}
+        except Exception as error:
+            return {}, {phase: error}
     meter, readings = fitted(meter, call)
     errors: dict[Phase, Exception] = {}
     phases = [phase for phase in call.phases if phase not in readings]
@@ -98,8 +106,7 @@ _NEEDS_NO_WARM_UP: dict[tuple[str, Callable[..., object], str], bool] = {}
 def _needs_no_warm_up(call: FormCall, meter: Simulation) -> bool:
     """Whether a first call takes exactly what a second takes, in every phase. Measured once, at a small shape."""
     contract = call.contract
-    smallest = min(contract.cases.values(), key=lambda case: math.prod(case.dims.values()))
-    small = _shortened(replace(call, draw=Draw(smallest)))
+    small = _shortened(replace(call, draw=Draw(smallest_case(contract))))
     key = (f"{contract.name} {small.draw.spelled()}", contract.function(call.form), meter.gpu.name)
     if key not in _NEEDS_NO_WARM_UP:
         rounds = _in_turn(small, call.phases, meter, rounds=2)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..contract.case import is_variant
 from ..laws import Budget, Phase
 from ..meters import get_meter
 from ..meters.base import Reading
@@ -21,9 +22,12 @@ Readings = Mapping[tuple[str, Phase], Reading]
 
 
 def judge_case(call: FormCall, readings: Readings) -> Iterator[Finding]:
-    """Judge budgets, leaks and what is kept for good. A budget is judged where all that it compares was measured."""
-    for budget in call.contract.budgets_of(call.form, call.draw.case.name):
-        if all((form, budget.phase) in readings for form in forms_needed(budget)):
+    """Judge budgets, leaks and what is kept for good. A budget is judged where all that it compares was measured; one
+    that is known to be broken need not be so in every variant."""
+    case = call.draw.case.name
+    for budget in call.contract.budgets_of(call.form, case):
+        is_measured = all((form, budget.phase) in readings for form in forms_needed(budget))
+        if is_measured and not (budget.known_broken and is_variant(case)):
             yield judge_budget(call, budget, readings)
     leaks = (judge_leak(call, phase, reading) for (form, phase), reading in readings.items() if form == call.form)
     yield from (finding for finding in (*leaks, judge_kept(call, readings)) if finding is not None)

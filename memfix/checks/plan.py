@@ -8,8 +8,8 @@ It is decided here alone which checks run, for ``memfix gate``, its workers, ``m
 - A form that is known to be unequal is compared, and its memory is not measured.
 - Cases are measured by the chosen meter. A meter that really runs steps skips a form that gave a wrong answer; a
   simulated one measures it, since one and the same line may have made it wrong and large.
-- Growth, budgets at drawn shapes and kernels that compile are checked by the simulated meter only: a real GPU need
-  not hold shapes that nobody chose, and compiles what it launches.
+- Variants, growth, budgets at drawn shapes and kernels that compile are checked by the simulated meter only: a real
+  GPU need not hold shapes that nobody chose, and compiles what it launches.
 - Host memory is measured by the host meter, whichever meter was chosen, also beyond the cases.
 - No memory of a form passes unless the form was found equal in every dtype.
 
@@ -30,10 +30,13 @@ from ..meters.base import Meter
 if TYPE_CHECKING:
     from .calls import Place
 
-Kind = Literal["equality", "bad input", "memory", "compile", "budget", "scaling", "speed", "agreement"]
-"""The name of a check in its findings. ``memory`` measures the cases, ``budget`` judges drawn shapes."""
-LAWS: tuple[Kind, ...] = ("compile", "budget", "scaling")
+Kind = Literal["equality", "bad input", "memory", "variant", "compile", "budget", "scaling", "speed", "agreement"]
+"""The name of a check in its findings. ``memory`` measures a case, ``variant`` a small call with one other option, and
+``budget`` judges drawn shapes."""
+LAWS: tuple[Kind, ...] = ("variant", "compile", "budget", "scaling")
 """The checks beyond the cases, by the simulated meter."""
+MEASURED: tuple[Kind, ...] = ("memory", "variant")
+"""The checks whose readings the lock has."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,10 @@ def _memory_checks(contract: Contract, form: str, *, laws: bool) -> Iterator[Che
     """Yield the cases of a form and, unless it is naive, the ``laws`` beyond them."""
     yield from (Check(contract.name, "memory", form, case=case) for case in contract.cases)
     if laws and form != NAIVE:
+        if contract.memory == "gpu":
+            from .variants import variants
+
+            yield from (Check(contract.name, "variant", form, case=name) for name in variants(contract))
         if contract.forms[form].has_kernels:
             yield Check(contract.name, "compile", form)
         yield Check(contract.name, "budget", form)

@@ -38,6 +38,11 @@ class Dim:
         return f"{self.low} to {self.high}" + (f", multiples of {self.multiple_of}" if self.multiple_of > 1 else "")
 
 
+def is_variant(name: str) -> bool:
+    """Whether a name is that of a variant of a case, such as ``reduction=sum``. Names of cases have no such sign."""
+    return "=" in name
+
+
 @dataclass(frozen=True)
 class Case:
     """One fixed shape of an op: every dim, every choice, the dtype it works in, and the optional inputs it has."""

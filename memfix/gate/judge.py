@@ -11,6 +11,7 @@ from ..checks.examine import Examination
 from ..checks.finding import Finding, Status, exit_code_of
 from ..checks.measured import Bytes
 from ..checks.memory import bytes_of, explained
+from ..contract.case import is_variant
 from ..errors import EXIT_PASS, EXIT_REGRESSION
 from ..meters.base import Reading
 from ..meters.difference import Change, changes
@@ -106,8 +107,8 @@ def judge(
 
 
 def judge_lock(examinations: Sequence[Examination], lock: Mapping[Key, int], peaks: Peaks) -> list[Finding]:
-    """Compare every reading with its entry: above fails, below is a note, missing and stale entries fail, and an op
-    without any entry fails once.
+    """Compare every reading with its entry: above fails, below is a note, missing and stale entries fail. An op without
+    any entry, or without any of a variant, fails once.
 
     A form that is not equal to naive is reported only if it is above its entry, since nobody should lock its bytes.
     """
@@ -117,19 +118,18 @@ def judge_lock(examinations: Sequence[Examination], lock: Mapping[Key, int], pea
     unequal = {
         (e.op, form) for e in examinations for form in e.forms[1:] if form not in e.equal_forms | e.known_unequal_forms
     }
-    new_ops = {key[0] for key in readings if key[:2] not in unequal} - {key[0] for key in lock}
+    new = {_group(key) for key in readings if key[:2] not in unequal} - {_group(key) for key in lock}
     findings = [
         judge_entry(key, used, lock.get(key), reading, peaks.get(spelled(key), ()))
         for key, reading in readings.items()
         if (used := bytes_of(reading, key[3])) > lock.get(key, used) or key[:2] not in unequal
-        if key[0] not in new_ops
+        if _group(key) not in new
     ]
-    findings += [
-        Finding(
-            "lock", op, "", "fail", f"the lock has no entry of this op; {_how_to_accept(f'memfix gate {op} --update')}"
-        )
-        for op in sorted(new_ops)
-    ]
+    for op, is_of_variants in sorted(new):
+        if not is_of_variants or (op, False) not in new:
+            what = "a variant of this op, such as one with a frozen input" if is_of_variants else "this op"
+            message = f"the lock has no entry of {what}; {_how_to_accept(f'memfix gate {op} --update')}"
+            findings.append(Finding("lock", op, "", "fail", message))
     stale = f"the lock has an entry that nothing measures any more; {_how_to_accept(UPDATE)}"
     # some phases are derived from others: where one could not be measured, no entry of the case is stale
     unmeasured = {_key(finding)[:3] for e in examinations for finding in e.findings if finding.status == "error"}
@@ -139,6 +139,10 @@ def judge_lock(examinations: Sequence[Examination], lock: Mapping[Key, int], pea
         if key[0] in judged_ops and key not in readings and key[:3] not in unmeasured and key[:2] not in unequal
     ]
     return findings + [_lock_finding(key, "fail", stale, Bytes(None, lock[key], "lock")) for key in gone]
+
+
+def _group(key: Key) -> tuple[str, bool]:
+    return key[0], is_variant(key[2])
 
 
 def judge_entry(

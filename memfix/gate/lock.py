@@ -14,7 +14,7 @@ from ..atomic_write import write_whole
 from ..errors import LockConflict, LockError
 
 Key = tuple[str, str, str, str]
-"""Op, form, case, phase."""
+"""Op, form, case or variant, phase."""
 
 HEADER = (
     "# memfix lock 1: requested bytes above the inputs, meter simulated, GPU H200. Change it with memfix gate --update."
@@ -22,7 +22,7 @@ HEADER = (
 _PHASES = ("forward", "held", "saved", "train", "kept")
 """The order of the entries of one case."""
 _CONFLICT = ("<<<<<<<", "=======", ">>>>>>>", "|||||||")
-_LINE = re.compile(rf"(\w+)/(\w+) \[([\w-]+), ({'|'.join(_PHASES)})\] (0|[1-9][0-9]*) bytes")
+_LINE = re.compile(rf"(\w+)/(\w+) \[([\w-]+(?:=.+)?), ({'|'.join(_PHASES)})\] (0|[1-9][0-9]*) bytes")
 
 
 def spelled(key: Key) -> str:

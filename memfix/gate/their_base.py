@@ -14,7 +14,7 @@ from typing import Any
 
 from ..checks.examine import Examination, Tools, put_together, run_checks
 from ..checks.finding import Finding
-from ..checks.plan import gate_plan
+from ..checks.plan import MEASURED, gate_plan
 from ..contract import Contract
 from ..laws import NAIVE
 from ..meters.base import Reading
@@ -152,7 +152,7 @@ def _under_laws(ref: str, contract: Contract, tools: Tools) -> Iterator[Finding]
 
 
 def _readings(contract: Contract, forms: Sequence[str], tools: Tools) -> dict[tuple[str, str, str, str], Reading]:
-    plan = [check for check in gate_plan(contract, tools.meter) if check.kind == "memory" and check.form in forms]
+    plan = [check for check in gate_plan(contract, tools.meter) if check.kind in MEASURED and check.form in forms]
     found = run_checks(contract, plan, tools, {})
     return {
         (contract.name, check.form, check.case, phase): reading

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ...checks.finding import Finding
 from ...checks.measured import Bytes, Ratio
 from ...checks.memory import bytes_of
+from ...contract.case import is_variant
 from ...laws import NAIVE, Phase
 from ...units import format_bytes
 from ..judge import Verdict, not_run
@@ -32,7 +33,8 @@ class Row:
 def table_rows(verdict: Verdict) -> Iterator[Row]:
     """Yield a row for each form and case: three figures, how far its train peak is below naive's, and the verdict.
 
-    A form that was not measured, because it is not equal to naive, has one row without figures.
+    A form that was not measured, because it is not equal to naive, has one row without figures. A variant has a row if
+    it fails.
     """
     not_run_here = not_run(verdict.examinations, verdict.meter)
     found: dict[tuple[str, str], list[Finding]] = defaultdict(list)
@@ -51,8 +53,11 @@ def table_rows(verdict: Verdict) -> Iterator[Row]:
                 times = readings[form, case, "train"].times_below(readings[NAIVE, case, "train"])
                 below = f"{times:.1f}x" if math.isfinite(times) else "-"
             ran = (examination.op, form, case) not in not_run_here
-            here = [finding for finding in found[examination.op, form] if finding.case in (case, None)]
-            yield _row(here, examination.op, form, case, [*sizes, below], ran=ran)
+            everywhere = None if not is_variant(case) else case
+            here = [finding for finding in found[examination.op, form] if finding.case in (case, everywhere)]
+            row = _row(here, examination.op, form, case, [*sizes, below], ran=ran)
+            if row.failed or not is_variant(case):
+                yield row
         for form in examination.forms:
             if not any(form == measured_form for measured_form, _ in measured):
                 yield _row(found[examination.op, form], examination.op, form, "-", ["-", "-", "-", ""])
