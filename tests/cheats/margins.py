@@ -3,8 +3,8 @@
     python -m tests.cheats.margins [--json PATH] [--jobs NUMBER]
 
 A place is one measurement or call of ``memfix gate`` in its profile ``ci``: for equality a drawn call in one dtype, for
-budgets and leaks a case in one phase or a drawn shape, for kept memory a case, for scaling a law, for bad inputs a call
-that must be refused.
+budgets and leaks a case in one phase or a drawn shape, for kept memory a case, for the lock a variant of the smallest
+case, for scaling a law, for bad inputs a call that must be refused.
 The incident is left out: much smaller cases must catch every cheat. Bytes are exact, so one place is enough for checks
 of memory. Rounding errors differ by CPU, so equality must catch a cheat in at least ``DEMANDED["equality"]`` calls.
 """
@@ -41,10 +41,11 @@ from memfix.checks.equality import compare_once
 from memfix.checks.examine import meter_of
 from memfix.checks.form_call import FormCall
 from memfix.checks.interpreter import in_interpreter
-from memfix.checks.measuring import measure_phases
+from memfix.checks.measuring import measure_case, measure_phases
 from memfix.checks.memory import judge_kept, judge_leak
 from memfix.checks.plan import place_of
 from memfix.checks.scaling import measure_growth
+from memfix.checks.variants import variants
 from memfix.cuda_kernels.emulated import KernelFault
 from memfix.meters import get_meter
 from memfix.provenance import describe
@@ -55,7 +56,7 @@ EFFORT = PROFILES["ci"]
 FORM = "cheat"
 ShowsIn = Callable[[Case], bool]
 """The type of a cheat's optional function ``shows_in``: whether the cheat can fail in this case."""
-DEMANDED = {"equality": 3, "budget": 1, "leak": 1, "kept": 1, "scaling": 1, "bad input": 1}
+DEMANDED = {"equality": 3, "budget": 1, "leak": 1, "kept": 1, "lock": 1, "scaling": 1, "bad input": 1}
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def _counted(name: str, enough: int | None) -> Margin:
     cheat = load(name)
     contract = _contract_with(cheat)
     shows = places = 0
-    for is_shown in _PLACES[cheat.CAUGHT_BY](contract, getattr(cheat, "shows_in", lambda case: False)):
+    for is_shown in _PLACES[cheat.CAUGHT_BY](contract, cheat):
         places += 1
         shows += is_shown
         if enough is not None and shows >= enough:
@@ -110,7 +111,8 @@ def _counted(name: str, enough: int | None) -> Margin:
 
 # ---------------------------------------------------------------- by check: for each place, whether the cheat fails
 # cases of ``shows_in`` come first: most cheats with that function fail in no others, and these take as long
-def _calls(contract: Contract, shows_in: ShowsIn) -> Iterator[bool]:
+def _calls(contract: Contract, cheat: ModuleType) -> Iterator[bool]:
+    shows_in = _shows_in(cheat)
     place, examples = place_of(contract, FORM, "cpu"), EFFORT.equality_examples
     by_dtype = [equality_calls(contract, FORM, dtype, examples, place=place) for dtype in contract.dtypes]
     special = [call for calls in by_dtype for call in calls if _is_special(call)]
@@ -129,12 +131,17 @@ def _calls(contract: Contract, shows_in: ShowsIn) -> Iterator[bool]:
             yield False
 
 
+def _shows_in(cheat: ModuleType) -> ShowsIn:
+    return getattr(cheat, "shows_in", lambda case: False)
+
+
 def _is_special(call: Drawn) -> bool:
     """Whether the call has a NaN in one input, or is in another mode: no graph, autocast, differentiated twice."""
     return call.draw.spoiled is not None or call.draw.mode != "plain"
 
 
-def _budgets(contract: Contract, shows_in: ShowsIn) -> Iterator[bool]:
+def _budgets(contract: Contract, cheat: ModuleType) -> Iterator[bool]:
+    shows_in = _shows_in(cheat)
     meter = meter_of(contract, get_meter("simulated"))
     at_any_shape = [budget for budget in contract.budgets if budget.form == FORM and budget.case is None]
     drawn = memory_calls(contract, EFFORT.memory_examples)
@@ -154,27 +161,35 @@ def _budgets(contract: Contract, shows_in: ShowsIn) -> Iterator[bool]:
     yield from at_drawn(likely=False)
 
 
-def _leaks(contract: Contract, _: ShowsIn) -> Iterator[bool]:
+def _leaks(contract: Contract, _: ModuleType) -> Iterator[bool]:
     meter = meter_of(contract, get_meter("simulated"))
     for call in (FormCall.at_case(contract, FORM, case) for case in _cases(contract)):
         for phase, reading in measure_phases(call, call.phases, meter).items():
             yield judge_leak(call, phase, reading) is not None
 
 
-def _kept(contract: Contract, _: ShowsIn) -> Iterator[bool]:
+def _kept(contract: Contract, _: ModuleType) -> Iterator[bool]:
     meter = meter_of(contract, get_meter("simulated"))
     for call in (FormCall.at_case(contract, FORM, case) for case in _cases(contract)):
         reading = measure_phases(call, ["kept"], meter)["kept"]
         yield judge_kept(call, {(FORM, "kept"): reading}) is not None
 
 
-def _laws_of_growth(contract: Contract, _: ShowsIn) -> Iterator[bool]:
+def _variants(contract: Contract, cheat: ModuleType) -> Iterator[bool]:
+    """Compare the bytes with those of the honest form, which are in the lock."""
+    for name in variants(contract):
+        call = FormCall.at_case(contract, FORM, name)
+        cheats, honest = (measure_case(call.of(form), get_meter("simulated"))[0] for form in (FORM, cheat.LIKE))
+        yield any(reading.peak_bytes > honest[phase].peak_bytes for phase, reading in cheats.items())
+
+
+def _laws_of_growth(contract: Contract, _: ModuleType) -> Iterator[bool]:
     for law in contract.scaling:
         if law.form == FORM:
             yield not measure_growth(contract, law, meter_of(contract, get_meter("simulated"))).holds(law)
 
 
-def _bad_inputs(contract: Contract, _: ShowsIn) -> Iterator[bool]:
+def _bad_inputs(contract: Contract, _: ModuleType) -> Iterator[bool]:
     for bad in contract.bad_inputs:
         yield check_bad_input(contract, FORM, bad).status == "fail"
 
@@ -184,11 +199,12 @@ def _cases(contract: Contract) -> list[str]:
     return [name for name in reversed(contract.cases) if name != "incident"]
 
 
-_PLACES: dict[str, Callable[[Contract, ShowsIn], Iterator[bool]]] = {
+_PLACES: dict[str, Callable[[Contract, ModuleType], Iterator[bool]]] = {
     "equality": _calls,
     "budget": _budgets,
     "leak": _leaks,
     "kept": _kept,
+    "lock": _variants,
     "scaling": _laws_of_growth,
     "bad input": _bad_inputs,
 }
