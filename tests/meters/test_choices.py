@@ -98,6 +98,28 @@ def test_a_mask_of_more_elements_than_are_kept_is_counted_in_even_shares() -> No
     assert memfix.peak(build).exact
 
 
+def test_shares_that_a_loop_reads_are_bounded() -> None:
+    """As each expert takes its rows by offsets that were copied to the CPU."""
+
+    def build(device: str) -> Any:
+        x, gate = torch.empty(TOKENS, WIDTH, device=device), torch.empty(WIDTH, EXPERTS, device=device)
+
+        def step() -> None:
+            ids = _route(x @ gate).flatten()
+            ends = torch.histc(ids.float(), bins=EXPERTS, min=0, max=EXPERTS - 1).long().cpu().cumsum(0)
+            rows, begin = x[ids.argsort() // 2], 0
+            for end in ends:
+                part = rows[begin:end]
+                (part @ part.T).sum()
+                begin = end
+
+        return step
+
+    reading = memfix.peak(build)
+    even, worst = (memfix.peak(build, assume={"_route": how}).peak_bytes for how in ("even", "worst"))
+    assert (reading.peak_bytes, reading.at_least, reading.at_most) == (even, even, worst)
+
+
 def test_what_no_choice_mends_raises_the_first_error() -> None:
     def build(device: str) -> Any:
         x = torch.empty(10, 20, device=device)

@@ -71,19 +71,18 @@ class SimulatedMeter:
         left out, because no successful run can have had their values. A single number, such as a loss that the step
         checks, may be what raises, so the other assumptions are tried again with the usual numbers.
 
-        Where unknown values decide how often a loop runs, the meter computes them, if that is little work. Answers may
-        contradict each other. So if the step raises under some of them, it is measured again with assumed indices in
-        place of those that it chooses by unknown values, and all that follows from these indices is known.
+        Answers may contradict each other, such as the counts of elements that a router sends to each expert. So if the
+        step reads counts, raises under some answers, or reads them in a loop, it is measured again with assumed indices
+        in place of those that it chooses by unknown values; all that follows from these indices is known. Where unknown
+        values still decide how often a loop runs, the meter computes them, if that is little work.
         """
         runs = self._runs(build, warmup)
+        if runs[0].has_choices and (runs[0].reads_counts or _refused(runs) or _is_unbounded(runs)):
+            runs = _with_choices(runs, self._runs(build, warmup, "chosen"))
         computed = self._runs(build, warmup, "computed") if _is_unbounded(runs) else []
         if computed and not any(run.in_a_loop for run in computed):
             runs = computed
-        measured = [run for run in runs if run.reading is not None]
-        refused = {run.scenario for run in runs} - {run.scenario for run in measured}
-        if refused and runs[0].has_choices:
-            chosen = [run for run in self._runs(build, warmup, "chosen") if run.reading is not None]
-            measured = [*chosen, *measured] if "usual" in refused else [*measured, *chosen]
+        measured = _measured(runs)
         if not measured:
             raise _common_error(runs)
         reading = _bounded(measured[0], measured[1:])
@@ -184,15 +183,16 @@ class SimulatedMeter:
                     raise
                 answers = tracker.answers
                 return _Run(
-                    scenario, None, (), rests_on, error, is_most=answers.are_most, has_choices=answers.has_choices
-                )
+                    scenario, None, (), rests_on, error, is_most=answers.are_most,
+                    has_choices=answers.has_choices, reads_counts=answers.reads_counts,
+                )  # fmt: skip
             reading = dataclasses.replace(reading, kept=(*kept, *reading.kept))
             unbounded = frozenset(tracker.notes) - tracker.bounded
             answers = tracker.answers
             assumed, rests_on = tuple(tracker.assumed), tuple(tracker.assumed_before | tracker.assumed)
             run = _Run(
                 scenario, reading, assumed, rests_on, None, answers.in_a_loop, unbounded, answers.are_most,
-                has_choices=answers.has_choices, follows=follows,
+                has_choices=answers.has_choices, reads_counts=answers.reads_counts, follows=follows,
             )  # fmt: skip
             if scenario != "usual" or not warmup or decided or not rests_on or not answers.asked_again:
                 return run
@@ -318,7 +318,28 @@ class _Run:
     """Whether further calls took the same bytes under other answers."""
     has_choices: bool = False
     """Whether the step chose indices by unknown values, as a router does."""
+    reads_counts: bool = False
+    """Whether it read an unknown integer."""
     follows: Followed = "known"
+
+
+def _measured(runs: list[_Run]) -> list[_Run]:
+    return [run for run in runs if run.reading is not None]
+
+
+def _refused(runs: list[_Run]) -> set[Scenario]:
+    """The scenarios under which the step raises."""
+    return {run.scenario for run in runs} - {run.scenario for run in _measured(runs)}
+
+
+def _with_choices(runs: list[_Run], chosen: list[_Run]) -> list[_Run]:
+    """The runs that count, of those under answers that may contradict each other and those with assumed choices. The
+    first of them is the usual one."""
+    if not _measured(chosen):
+        return runs
+    if runs[0].reads_counts or _is_unbounded(runs):
+        return chosen
+    return [*chosen, *runs] if "usual" in _refused(runs) else [*runs, *chosen]
 
 
 def _bounded(usual: _Run, others: list[_Run]) -> Reading:

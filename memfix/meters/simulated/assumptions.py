@@ -101,6 +101,8 @@ class Answers:
         """Whether the indices that ``topk`` and others choose by unknown values are assumed."""
         self.has_choices = False
         """Whether such an operator ran."""
+        self.reads_counts = False
+        """Whether an unknown integer was read, such as how many elements an expert gets."""
         self._is_warming_up = True
         self._num_asked: Counter[str] = Counter()
         self._asked_before: frozenset[str] = frozenset()
@@ -151,6 +153,8 @@ class Answers:
         place the answer changes, so that a loop which waits for a change ends.
         """
         self.are_most = False
+        is_integer = not (dtype == torch.bool or dtype.is_floating_point or dtype.is_complex)
+        self.reads_counts |= is_integer
         self._num_asked[place] += 1
         number = self._num_asked[place] - _PATIENCE
         if computed is not None and number <= 0 and (self.of_numbers == "usual" or dtype != torch.bool):
@@ -158,7 +162,7 @@ class Answers:
         scenario = self.of_numbers if number <= 0 else SCENARIOS[number % len(SCENARIOS)]
         if dtype == torch.bool:
             return scenario == "most"
-        return _NUMBERS[scenario] if dtype.is_floating_point or dtype.is_complex else _INTEGERS[scenario]
+        return _INTEGERS[scenario] if is_integer else _NUMBERS[scenario]
 
     def count(self, num_elements: int, share: float) -> int:
         """How many of a mask's elements are set. Under "usual" it is the given ``share`` of them."""
