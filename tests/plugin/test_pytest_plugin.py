@@ -118,7 +118,7 @@ def test_a_read_value_is_no_obstacle(peak_memory):
 def test_suite_passes_an_honest_contract(pytester: pytest.Pytester, run: Callable) -> None:
     pytester.makepyfile(SUITE % "forward")
     result = run("-m", "not gpu")
-    result.assert_outcomes(passed=3, deselected=4)
+    result.assert_outcomes(passed=5, deselected=4)  # two dtypes, the case, and two variants with a frozen input
 
 
 def test_suite_fails_a_broken_budget_and_names_the_line(pytester: pytest.Pytester, run: Callable) -> None:

@@ -24,6 +24,7 @@ _RULES = {
     "equality": "A form must give what naive gives, within its tolerance.",
     "bad input": "A call that the contract calls bad must be refused, by the message that it declares.",
     "memory": "A form must be measurable.",
+    "variant": "A form must be measurable with every option.",
     "budget": "A peak must be within its budget.",
     "scaling": "A peak must not grow faster than its law.",
     "leak": "A call must not leave memory behind.",
