@@ -1,9 +1,10 @@
-"""Predicts the peak of a train step of every architecture in ``transformers``, and measures it on a GPU.
+"""Predicts the peak of a step of every architecture in ``transformers``, and measures it on a GPU.
 
     python -m benchmarks.architectures [--json PATH] [--only GLOB] [--workers 2]
 
 Each architecture gets a small configuration, random weights, and a batch that fits its task: forward, backward,
-clipping, AdamW. An architecture that runs in no small configuration is left out with the reason.
+clipping, AdamW. Language models are also trained with less memory, and generate text. An architecture that runs in no
+small configuration is left out with the reason.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ from memfix.meters.base import Step, StepBuilder
 from memfix.provenance import installed_version
 
 from .peers import not_installed
-from .predicted_rows import Row, in_words, measured, write_rows
+from .predicted_rows import Row, in_words, kept_rows, measured, write_rows
 from .third_party.training import Batch, train
 
 _SMALL: dict[str, Any] = {
@@ -138,21 +140,71 @@ def _heard(config: Any, model: Any) -> Batch:
     return {model.main_input_name: _sounds(config, model), "labels": _drawn(2, below=config.num_labels)}
 
 
-_TASKS: dict[str, tuple[str, Callable[[Any, Any], Batch]]] = {
-    "causal language model": ("CAUSAL_LM", _text),
-    "masked language model": ("MASKED_LM", _text),
-    "sequence to sequence": ("SEQ_TO_SEQ_CAUSAL_LM", _translation),
-    "sequence classification": ("SEQUENCE_CLASSIFICATION", _labelled),
-    "token classification": ("TOKEN_CLASSIFICATION", lambda config, model: _labelled(config, model, 128)),
-    "question answering": ("QUESTION_ANSWERING", _answers),
-    "image classification": ("IMAGE_CLASSIFICATION", _pictures),
-    "semantic segmentation": ("SEMANTIC_SEGMENTATION", _segments),
-    "depth estimation": ("DEPTH_ESTIMATION", lambda config, model: {"pixel_values": _images(config, model)}),
-    "video classification": ("VIDEO_CLASSIFICATION", _films),
-    "speech recognition": ("CTC", _spoken),
-    "audio classification": ("AUDIO_CLASSIFICATION", _heard),
+# ---------------------------------------------------------------- steps
+Made = Callable[[], nn.Module]
+
+
+def _trained(make: Made, batch: Batch, device: str) -> Step:
+    return train(make(), batch, device, loss_of=_loss)
+
+
+def _checkpointed(make: Made, batch: Batch, device: str) -> Step:
+    """Train under autocast to bfloat16, with SGD, and with checkpoints if the architecture has them."""
+    model: Any = make()
+    if model.supports_gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return train(model, batch, device, loss_of=_loss, autocast=torch.bfloat16, optimizer=torch.optim.SGD)
+
+
+def _generating(make: Made, batch: Batch, device: str) -> Step:
+    """Generate four tokens from two prompts, of which one is padded on the left."""
+    model: Any = make().to(device).eval()
+    ids = batch["input_ids"][:, :32]
+    mask = torch.ones_like(ids)
+    mask[1, :7] = 0
+
+    @torch.no_grad()
+    def step() -> None:
+        model.generate(
+            ids.to(device), attention_mask=mask.to(device), max_new_tokens=4, do_sample=False, use_cache=True
+        )
+
+    return step
+
+
+def _loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Return the model's own loss, or the mean square of its first result where it has none."""
+    answer = model(**batch)
+    loss = getattr(answer, "loss", None)
+    return next(iter(answer.values())).float().pow(2).mean() if loss is None else loss
+
+
+@dataclass(frozen=True)
+class _Task:
+    """The table of its classes in ``transformers``, and what makes its batches and its steps."""
+
+    table: str
+    batch: Callable[[Any, Any], Batch]
+    step: Callable[[Made, Batch, str], Step] = _trained
+
+
+_TASKS: dict[str, _Task] = {
+    "causal language model": _Task("CAUSAL_LM", _text),
+    "causal language model, autocast, checkpoints, SGD": _Task("CAUSAL_LM", _text, _checkpointed),
+    "causal language model, generation": _Task("CAUSAL_LM", _text, _generating),
+    "masked language model": _Task("MASKED_LM", _text),
+    "sequence to sequence": _Task("SEQ_TO_SEQ_CAUSAL_LM", _translation),
+    "sequence to sequence, generation": _Task("SEQ_TO_SEQ_CAUSAL_LM", _translation, _generating),
+    "sequence classification": _Task("SEQUENCE_CLASSIFICATION", _labelled),
+    "token classification": _Task("TOKEN_CLASSIFICATION", lambda config, model: _labelled(config, model, 128)),
+    "question answering": _Task("QUESTION_ANSWERING", _answers),
+    "image classification": _Task("IMAGE_CLASSIFICATION", _pictures),
+    "semantic segmentation": _Task("SEMANTIC_SEGMENTATION", _segments),
+    "depth estimation": _Task("DEPTH_ESTIMATION", lambda config, model: {"pixel_values": _images(config, model)}),
+    "video classification": _Task("VIDEO_CLASSIFICATION", _films),
+    "speech recognition": _Task("CTC", _spoken),
+    "audio classification": _Task("AUDIO_CLASSIFICATION", _heard),
 }
-"""The table of classes in ``transformers`` of each task, and what makes its batches."""
 
 
 def _architectures() -> dict[str, tuple[str, str]]:
@@ -160,11 +212,11 @@ def _architectures() -> dict[str, tuple[str, str]]:
     from transformers.models.auto import modeling_auto
 
     found: dict[str, tuple[str, str]] = {}
-    for task, (table, _) in _TASKS.items():
+    for name, task in _TASKS.items():
         classes: dict[str, str] = {}
-        for kind, several in getattr(modeling_auto, f"MODEL_FOR_{table}_MAPPING_NAMES").items():
+        for kind, several in getattr(modeling_auto, f"MODEL_FOR_{task.table}_MAPPING_NAMES").items():
             classes.setdefault(several if isinstance(several, str) else several[0], kind)
-        found |= {f"{task}: {kind}": (task, name) for name, kind in classes.items()}
+        found |= {f"{name}: {kind}": (name, of_class) for of_class, kind in classes.items()}
     return found
 
 
@@ -186,8 +238,8 @@ def _configured(task: str, class_name: str) -> StepBuilder:
                 size = sum(parameter.numel() for parameter in model_class(config).parameters())
             if size > _MOST_PARAMETERS:
                 raise MemoryError(f"{size:,} parameters")
-            batch = _TASKS[task][1](config, model_class(config))
-            build = functools.partial(_built, functools.partial(model_class, config), batch)
+            batch = _TASKS[task].batch(config, model_class(config))
+            build = functools.partial(_built, task, functools.partial(model_class, config), batch)
             _require_that_it_runs(build)
         except Exception as error:
             why = why or error
@@ -197,9 +249,9 @@ def _configured(task: str, class_name: str) -> StepBuilder:
     raise why
 
 
-def _built(make: Callable[[], nn.Module], batch: Batch, device: str) -> Step:
+def _built(task: str, make: Made, batch: Batch, device: str) -> Step:
     torch.manual_seed(0)
-    return train(make(), batch, device, loss_of=_loss)
+    return _TASKS[task].step(make, batch, device)
 
 
 def _require_that_it_runs(build: StepBuilder) -> None:
@@ -213,13 +265,6 @@ def _require_that_it_runs(build: StepBuilder) -> None:
 
 def _replaces(config: Any, name: str) -> bool:
     return isinstance(getattr(config, name), int) or name.endswith("token_id")
-
-
-def _loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """Return the model's own loss, or the mean square of its first result where it has none."""
-    answer = model(**batch)
-    loss = getattr(answer, "loss", None)
-    return next(iter(answer.values())).float().pow(2).mean() if loss is None else loss
 
 
 class _Late(BaseException):
@@ -279,8 +324,9 @@ def main(json_path: Path | None, only: str, workers: int | None) -> None:
         rows[name] = row
         click.echo(f"{name}: " + (f"left out: {row['left_out']}" if "left_out" in row else in_words(row)))
     if json_path is not None:
-        kept: dict[str, Any] = {"workloads": {}, "measured_on": {"transformers": installed_version("transformers")}}
-        write_rows(json_path, rows, kept)
+        before = kept_rows(json_path if json_path.exists() else None)["workloads"]  # rows that were not chosen stay
+        rows = {name: rows.get(name, before.get(name)) for name in every if name in rows or name in before}
+        write_rows(json_path, rows, {"measured_on": {"transformers": installed_version("transformers")}})
 
 
 def _rows(every: Mapping[str, tuple[str, str]], chosen: list[str], workers: int) -> Iterator[Row]:
