@@ -35,8 +35,6 @@ def explain(
     output: Output,
 ) -> int:
     """Show what is alive at the peak of OP, largest first, with the source line of each buffer."""
-    from ..checks.form_call import FormCall
-    from ..checks.inputs import Draw
     from ..checks.measuring import measure
     from ..meters import usable_meter
     from ..meters.simulated.gpus import get_gpu
@@ -45,16 +43,17 @@ def explain(
 
     for path in pictures:
         check_path(path)
-    contract, form, case = options.call_of(op, form_name, case_name)
-    other_form = options.call_of(op, against, case_name)[1] if against else None
+    call = options.call_of(op, form_name, case_name)
+    other_call = options.call_of(op, against, case_name) if against else None
+    subject = f"{call.contract.name}/{call.form} [{call.draw.case.name}, {phase}]"
     meter = usable_meter("simulated", gpu)
     with progress() as say:
-        say(f"{contract.name}/{form} [{case.name}, {phase}]")
-        reading = measure(FormCall(contract, form, Draw(case)), phase, meter)
-        if other_form:
-            say(f"{contract.name}/{other_form} [{case.name}, {phase}]")
-            other = measure(FormCall(contract, other_form, Draw(case)), phase, meter)
-    title = f"{contract.name}/{form} [{case.name}, {phase}] on {reading.device}"
+        say(subject)
+        reading = measure(call, phase, meter)
+        if other_call:
+            say(f"against {other_call.form}")
+            other = measure(other_call, phase, meter)
+    title = f"{subject} on {reading.device}"
     capacity_bytes = get_gpu(gpu).memory_bytes
     room = format_room(reading.total_bytes, capacity_bytes)
     size, before = format_bytes(reading.peak_bytes), format_bytes(reading.base_bytes)
@@ -65,8 +64,8 @@ def explain(
         output.line(f"likely cause: {reading.hint}")
     for note in reading.notes:
         output.line(f"note: {note}", "yellow")
-    if other_form:
-        output.line(f"against {other_form} ({format_bytes(other.peak_bytes)}):", "bold")
+    if other_call:
+        output.line(f"against {other_call.form} ({format_bytes(other.peak_bytes)}):", "bold")
         for change in reading.diff(other):
             output.line(f"  {change}")
     assert reading.timeline is not None

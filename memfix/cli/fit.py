@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +13,7 @@ from . import options
 from .output import Output, progress
 
 if TYPE_CHECKING:
+    from ..checks.form_call import FormCall
     from ..contract import Case, Contract
     from ..incidents.config import RunConfig
     from ..incidents.incident import Incident
@@ -131,14 +133,14 @@ def _fit_op(
     output: Output,
 ) -> int:
     from ..checks.form_call import StepOf
-    from ..checks.inputs import Draw
     from ..errors import EXIT_NOT_MEASURED, EXIT_PASS, MemfixError
     from ..fit import DoesNotFit, Fit, bytes_of_capacity
     from ..fit import fit as largest
     from ..meters.simulated.gpus import get_gpu
     from ..units import format_bytes
 
-    contract, form, case = options.call_of(op, form_name, case_name)
+    call = options.call_of(op, form_name, case_name)
+    contract, form, case = call.contract, call.form, call.draw.case
     described = get_gpu(gpu)
     capacity_bytes = bytes_of_capacity(described.memory_bytes if capacity is None else capacity)
     searches = {dim: _bounds(contract, case, dim, high) for dim in [dim.strip() for dim in over.split(",")]}
@@ -146,13 +148,14 @@ def _fit_op(
     failed: dict[str, str] = {}
     with progress() as say:
         if form_name is None:
-            form, sizes = _smallest_form(contract, case, phase, gpu, say)
+            form, sizes = _smallest_form(call, phase, gpu, say)
         for dim, bounds in searches.items():
 
             def step_of(value: int, dim: str = dim) -> StepOf:
                 say(f"{contract.name}/{form}: {dim}={value:,}")
                 settings = {**case.settings, "dtype": case.dtype, "present": case.present, dim: value}
-                return StepOf(contract, form, Draw(contract.case_of(case.name, settings)), phase)
+                draw = replace(call.draw, case=contract.case_of(case.name, settings))
+                return StepOf(contract, form, draw, phase)
 
             try:
                 found[dim] = largest(step_of, capacity_bytes, gpu=gpu, **bounds)
@@ -190,21 +193,20 @@ def _bounds(contract: Contract, case: Case, dim: str, high: int | None) -> dict[
     return {"start": max(low, min(case.dims[dim], top)), "low": low, "high": top, "multiple_of": unit}
 
 
-def _smallest_form(contract: Contract, case: Case, phase: Phase, gpu: str, say: Say) -> tuple[str, str]:
-    """Return the form with the smallest peak at ``case``, and a text with all peaks. Reported forms are left out."""
-    from ..checks.form_call import StepOf
-    from ..checks.inputs import Draw
+def _smallest_form(call: FormCall, phase: Phase, gpu: str, say: Say) -> tuple[str, str]:
+    """Return the form with the smallest peak, and a text with all peaks. Reported forms are left out."""
     from ..errors import MeasurementError
     from ..measure import peak
     from ..units import format_bytes
 
+    contract, case = call.contract, call.draw.case
     peaks: dict[str, int] = {}
     for name, form in contract.forms.items():
         if form.reported or form.known_unequal:
             continue
         say(f"{contract.name}/{name}: the peak at {case.name}")
         with contextlib.suppress(Exception):  # a form that cannot be measured here is not chosen
-            peaks[name] = peak(StepOf(contract, name, Draw(case), phase), gpu=gpu).peak_bytes
+            peaks[name] = peak(call.of(name).step(phase), gpu=gpu).peak_bytes
     if not peaks:
         raise MeasurementError(f"no form of {contract.name} could be measured at {case.name}; name one with --form")
     spelled = ", ".join(f"{name} {format_bytes(size)}" for name, size in peaks.items())

@@ -18,7 +18,8 @@ from .output import Output
 
 if TYPE_CHECKING:
     from ..checks.finding import Finding
-    from ..contract import Case, Contract
+    from ..checks.form_call import FormCall
+    from ..contract import Contract
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -44,7 +45,9 @@ def with_ops(argument: Decorator) -> Decorator:
 
 one_op_argument: Decorator = with_ops(click.argument("op", metavar="OP"))
 form_option: Decorator = click.option("--form", "form_name", metavar="FORM", help="The form.  [default: naive]")
-case_option: Decorator = click.option("--case", "case_name", metavar="CASE", help="The case.  [default: the first]")
+case_option: Decorator = click.option(
+    "--case", "case_name", metavar="CASE", help="The case, or a variant such as frozen=x.  [default: the first case]"
+)
 phase_option: Decorator = click.option(
     "--phase", type=click.Choice(["forward", "held", "train"]), default="train", show_default=True,
     help="forward: without gradients; train: forward and backward; held: the bytes kept between the two.",
@@ -154,9 +157,11 @@ def with_from_option(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(replace(f, reproduce=f.reproduce + files) if f.reproduce and files else f for f in findings)
 
 
-def call_of(op: str, form_name: str | None, case_name: str | None) -> tuple[Contract, str, Case]:
-    """Return the contract of ``op`` and the form and case with these names; by default naive and the first case.
-    ``op`` may also be a package with one op."""
+def call_of(op: str, form_name: str | None, case_name: str | None) -> FormCall:
+    """Return the call of the form of ``op`` with this name at this case or variant; by default naive and the first
+    case. ``op`` may also be a package with one op."""
+    from ..checks.form_call import FormCall
+    from ..checks.variants import variants
     from ..errors import UsageError, did_you_mean
 
     contract, *others = contracts_of([op])
@@ -167,9 +172,10 @@ def call_of(op: str, form_name: str | None, case_name: str | None) -> tuple[Cont
     forms = ["naive", *contract.forms]
     if form not in forms:
         raise UsageError(f"{contract.name} has no form {form!r}{did_you_mean(form, forms)}")
-    if case not in contract.cases:
-        raise UsageError(f"{contract.name} has no case {case!r}{did_you_mean(case, contract.cases)}")
-    return contract, form, contract.cases[case]
+    cases = [*contract.cases, *variants(contract)]
+    if case not in cases:
+        raise UsageError(f"{contract.name} has no case {case!r}{did_you_mean(case, cases)}")
+    return FormCall.at_case(contract, form, case)
 
 
 def _prompt_if_missing(context: click.Context, parameter: click.Parameter, value: Any) -> Any:

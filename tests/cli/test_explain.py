@@ -91,6 +91,12 @@ def test_against_itself_nothing_changed(memfix: Any) -> None:
     assert ended.out.splitlines()[-1] == "against naive (23.44 MiB):"
 
 
+def test_a_variant_is_explained_by_its_name_in_the_lock(memfix: Any) -> None:
+    ended = memfix("explain", "linear_cross_entropy", "--form", "recompute", "--case", "frozen=weight")
+    assert ended.exit_code == 0
+    assert ended.out.startswith("linear_cross_entropy/recompute [frozen=weight, train] on H200: peak 72,832 bytes")
+
+
 def test_the_default_is_naive_at_the_first_case_in_training(memfix: Any) -> None:
     ended = memfix("explain", "embedding", "--json", "-")
     assert json.loads(ended.out)["subject"] == "embedding/naive [incident, train] on H200"
@@ -143,6 +149,7 @@ def test_every_picture_that_was_asked_for_is_drawn(memfix: Any, tmp_path: Path) 
         (["embedding", "--form", "gathr"], "embedding has no form 'gathr'; did you mean 'gather'?"),
         (["embedding", "--against", "gathr"], "embedding has no form 'gathr'; did you mean 'gather'?"),
         (["embedding", "--case", "smal"], "embedding has no case 'smal'; did you mean 'small'?"),
+        (["rope", "--case", "base=50000"], "rope has no case 'base=50000'; did you mean 'base=500000.0'?"),
         (["embedding", "--gpu", "H20"], "unknown GPU 'H20'; did you mean 'H200'?"),
         (
             ["embedding", "--save", "a.gif"],
