@@ -61,7 +61,8 @@ def run_gate(
             notes.append("the lock was not updated: something else than the lock fails")
     if trouble and lock_speaks and lockable_readings(examinations):
         lock_speaks = False
-        extra = [*extra, Finding("lock", "gate", "", "fail", trouble)]
+        if not update or (lock_path and lock_path.exists()):  # else a note says why none was written
+            extra = [*extra, Finding("lock", "gate", "", "fail", trouble)]
     if whole and lock_speaks:
         extra = [*extra, *_ops_only_in_lock(lock, examinations)]
     return judge(
