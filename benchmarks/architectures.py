@@ -98,14 +98,10 @@ def _answers(config: Any, model: nn.Module) -> Batch:
 
 def _images(config: Any, model: nn.Module) -> torch.Tensor:
     size = getattr(config, "image_size", None) or getattr(getattr(config, "backbone_config", None), "image_size", 224)
-    sizes = (
-        list(size.values())
-        if isinstance(size, Mapping)
-        else list(size)
-        if isinstance(size, list | tuple)
-        else [size] * 2
-    )
-    return torch.randn(2, getattr(config, "num_channels", 3), *sizes[:2])
+    if isinstance(size, Mapping):
+        size = [*size.values()]
+    height, width = (size, size) if isinstance(size, int) else size[:2]
+    return torch.randn(2, getattr(config, "num_channels", 3), height, width)
 
 
 def _pictures(config: Any, model: nn.Module) -> Batch:
@@ -222,7 +218,7 @@ def _architectures() -> dict[str, tuple[str, str]]:
 
 # ---------------------------------------------------------------- one architecture
 def _configured(task: str, class_name: str) -> StepBuilder:
-    """Return the builder of a train step in the first small configuration in which it runs. If there is none, raise
+    """Return the builder of a step in the first small configuration in which it runs. If there is none, raise
     why the first does not run."""
     import transformers
 
@@ -287,7 +283,7 @@ def _in_time() -> Iterator[None]:
 
 
 def row_of(task: str, class_name: str) -> Row:
-    """Return the predicted peak of an architecture's train step, and on a GPU the measured one."""
+    """Return the predicted peak of an architecture's step, and on a GPU the measured one."""
     row: Row = {"task": task, "class": class_name}
     warnings.simplefilter("ignore")
     try:
@@ -297,7 +293,6 @@ def row_of(task: str, class_name: str) -> Row:
         return row | {"left_out": str(late)}
     except Exception as error:  # an architecture may raise anything
         return row | {"left_out": " ".join(f"{type(error).__name__}: {error}".split())[:200]}
-
     try:
         with _in_time():
             return row | measured(build)

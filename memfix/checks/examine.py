@@ -208,7 +208,6 @@ def put_together(contract: Contract, plan: Sequence[Check], found: Found) -> Exa
     """Make one examination of what the checks of ``plan`` found."""
     from .form_call import FormCall
     from .memory import judge_case
-    from .variants import variants
 
     forms = tuple(dict.fromkeys(check.form for check in plan if check.kind == "equality"))
     standings = {form: standing_of(contract, form, found) for form in forms}
@@ -227,7 +226,7 @@ def put_together(contract: Contract, plan: Sequence[Check], found: Found) -> Exa
         findings += told[form, "memory"]
     for form, standing in standings.items():
         judged: list[Finding] = []
-        for case in (*contract.cases, *variants(contract)):
+        for case in dict.fromkeys(case for _, case, _ in readings):
             trusted = {(f, p): r for (f, c, p), r in readings.items() if c == case and f in (NAIVE, form, *equal)}
             judged += judge_case(FormCall.at_case(contract, form, case), trusted)
         findings += unless_unequal(standing.no_memory, [*judged, *told[form, "law"]])

@@ -14,7 +14,7 @@ from typing import Any
 from ..contract import Case, Contract
 from .inputs import Draw
 
-Plain = None | bool | int | float | str
+_Plain = None | bool | int | float | str
 """Choices whose text is the same in every process."""
 
 
@@ -34,7 +34,7 @@ def _variants(contract: Contract) -> Iterator[tuple[str, Draw]]:
     plain = Draw(replace(case, dims=dims))
     for name, values in contract.choices.items():
         for value in values:
-            if value != case.choices[name] and isinstance(value, Plain):
+            if value != case.choices[name] and isinstance(value, _Plain):
                 yield f"{name}={value}", _with(plain, choices={**case.choices, name: value})
     for name in (spec.name for spec in contract.inputs if spec.optional):
         if name in case.present:

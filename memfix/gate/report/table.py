@@ -53,8 +53,8 @@ def table_rows(verdict: Verdict) -> Iterator[Row]:
                 times = readings[form, case, "train"].times_below(readings[NAIVE, case, "train"])
                 below = f"{times:.1f}x" if math.isfinite(times) else "-"
             ran = (examination.op, form, case) not in not_run_here
-            everywhere = None if not is_variant(case) else case
-            here = [finding for finding in found[examination.op, form] if finding.case in (case, everywhere)]
+            wanted = (case,) if is_variant(case) else (case, None)
+            here = [finding for finding in found[examination.op, form] if finding.case in wanted]
             row = _row(here, examination.op, form, case, [*sizes, below], ran=ran)
             if row.failed or not is_variant(case):
                 yield row

@@ -27,7 +27,7 @@ def chooses(operator: torch._ops.OpOverload) -> bool:
 
 
 def chosen_indices(call: Call) -> torch.Tensor:
-    """Return the indices among the results of an operator that ``chooses``."""
+    """Return the indices that an operator that ``chooses`` returned."""
     return call.outputs if isinstance(call.outputs, torch.Tensor) else call.outputs[_PLACES[call.operator]]
 
 

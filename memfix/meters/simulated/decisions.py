@@ -59,8 +59,8 @@ class Decisions:
         for tensor in tensors_in(results):
             value: torch.Tensor | None
             if isinstance(decision, str):
-                chosen = chosen_indices(call) if call is not None and chooses(call.operator) else None
-                value = assumed_indices(call, decision) if call is not None and tensor is chosen else None
+                is_choice = call is not None and chooses(call.operator) and tensor is chosen_indices(call)
+                value = assumed_indices(call, decision) if call is not None and is_choice else None
             elif callable(decision):
                 value = None if tensor.dtype.is_floating_point else self._call(key, decision, tensor)
             else:

@@ -314,14 +314,13 @@ class StorageTracker(TorchDispatchMode):
             return real
         for tensor in results:
             self.storages.add_result(tensor, func, site, replaced)
-        call = Call(self.gpu, func, args, kwargs, result)
         if not traits.hides_nothing:
-            self._count_workspace(call, given, results, site, recipe)
+            self._count_workspace(Call(self.gpu, func, args, kwargs, result), given, results, site, recipe)
         self.values.follow(func, args, kwargs, given, results)
         if traits.chooses:
-            self._choose(call)
+            self._choose(Call(self.gpu, func, args, kwargs, result))
         if self.decisions:
-            for tensor, value in self.decisions.of_results(result, site, call):
+            for tensor, value in self.decisions.of_results(result, site, Call(self.gpu, func, args, kwargs, result)):
                 self.values.keep(tensor, value, frozenset((assumptions.CHOSEN,)))
         return result
 
