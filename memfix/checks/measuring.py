@@ -15,7 +15,6 @@ from ..meters.base import Meter, Reading, Simulation, Step
 from ..meters.timeline import Allocation, Timeline, rounded
 from .form_call import FormCall, StepsOf
 from .inputs import Draw
-from .variants import smallest_case
 
 _IN_TURN: tuple[Phase, ...] = ("forward", "held", "train")
 
@@ -106,7 +105,7 @@ _NEEDS_NO_WARM_UP: dict[tuple[str, Callable[..., object], str], bool] = {}
 def _needs_no_warm_up(call: FormCall, meter: Simulation) -> bool:
     """Whether a first call takes exactly what a second takes, in every phase. Measured once, at a small shape."""
     contract = call.contract
-    small = _shortened(replace(call, draw=Draw(smallest_case(contract))))
+    small = _shortened(replace(call, draw=Draw(contract.smallest_case)))
     key = (f"{contract.name} {small.draw.spelled()}", contract.function(call.form), meter.gpu.name)
     if key not in _NEEDS_NO_WARM_UP:
         rounds = _in_turn(small, call.phases, meter, rounds=2)

@@ -119,10 +119,9 @@ def _memory_checks(contract: Contract, form: str, *, laws: bool) -> Iterator[Che
     """Yield the cases of a form and, unless it is naive, the ``laws`` beyond them."""
     yield from (Check(contract.name, "memory", form, case=case) for case in contract.cases)
     if laws and form != NAIVE:
-        if contract.memory == "gpu":
-            from .variants import variants
+        from .variants import variants
 
-            yield from (Check(contract.name, "variant", form, case=name) for name in variants(contract))
+        yield from (Check(contract.name, "variant", form, case=name) for name in variants(contract))
         if contract.forms[form].has_kernels:
             yield Check(contract.name, "compile", form)
         yield Check(contract.name, "budget", form)

@@ -6,12 +6,11 @@ it. The lock has the exact bytes of every variant.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ..contract import Case, Contract
+from ..contract import Contract
 from .inputs import Draw
 
 _Plain = None | bool | int | float | str
@@ -19,16 +18,15 @@ _Plain = None | bool | int | float | str
 
 
 def variants(contract: Contract) -> dict[str, Draw]:
-    """Return the variants of a contract by name, which says what differs as ``--at`` does."""
+    """Return the variants of a contract by name, which says what differs as ``--at`` does; none where the memory is the
+    host's, which is in no lock."""
+    if contract.memory == "host":
+        return {}
     return {name: replace(draw, case=replace(draw.case, name=name)) for name, draw in _variants(contract)}
 
 
-def smallest_case(contract: Contract) -> Case:
-    return min(contract.cases.values(), key=lambda case: math.prod(case.dims.values()))
-
-
 def _variants(contract: Contract) -> Iterator[tuple[str, Draw]]:
-    case = smallest_case(contract)
+    case = contract.smallest_case
     axes = contract.shape_dims()
     dims = {dim: _part(contract, dim, size, 4 if dim in axes else 2) for dim, size in case.dims.items()}
     plain = Draw(replace(case, dims=dims))

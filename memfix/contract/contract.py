@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import keyword
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -126,6 +127,15 @@ class Contract:
         """Dims that are an axis of an input, in order; the rest are options such as chunk sizes."""
         axes = {dim for spec in self.inputs for dim in spec.dims}
         return [dim for dim in self.dims if dim in axes]
+
+    @property
+    def smallest_case(self) -> Case:
+        """The case whose inputs have the fewest elements."""
+
+        def elements(case: Case) -> int:
+            return sum(math.prod(spec.size(case.dims)) for spec in self.inputs)
+
+        return min(self.cases.values(), key=elements)
 
     def formula_values(self, case: Case) -> dict[str, int]:
         """The names that a budget formula may use at a case: dims, ``e`` and, as 0 or 1, the switches."""

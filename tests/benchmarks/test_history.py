@@ -13,7 +13,6 @@ import memfix
 from benchmarks.history import figures, ops
 from benchmarks.walk import at_smallest_cases, of_fixes
 from memfix.contract import Contract, Dim, Normal, TensorSpec
-from memfix.gate.timing.timing_plan import smallest_case
 from memfix.laws import NAIVE
 from memfix.meters.clock import Race
 from memfix.registry import all_contracts
@@ -43,7 +42,7 @@ def test_a_quick_walk_runs_every_form_at_one_case_that_is_quick() -> None:
         for form in (NAIVE, *contract.forms):
             names = {case: f"ops.{ops.class_name(contract.name, form, case)}.time_train" for case in contract.cases}
             cases = [case for case, name in names.items() if chosen.search(name)]
-            assert cases == [smallest_case(contract).name], f"{contract.name}/{form}"
+            assert cases == [contract.smallest_case.name], f"{contract.name}/{form}"
 
 
 def test_a_walk_of_fixes_runs_each_at_one_case_and_nothing_that_was_reported() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -65,7 +64,7 @@ def forms_to_time(contract: Contract, device: str) -> list[TimedForm]:
         is_interpreted = form.has_kernels and device == "cpu"
         is_launches = not form.has_kernels and device == "cuda" and bool(with_budget)
         if name not in with_budget and not (form.reported or form.known_unequal or is_interpreted or is_launches):
-            timed.append(TimedForm(name, smallest_case(contract).name, phase))
+            timed.append(TimedForm(name, contract.smallest_case.name, phase))
     return timed
 
 
@@ -96,12 +95,3 @@ def _largest_dim(contract: Contract, case: Case) -> str | None:
     """Return the largest of the dims that are above the sizes that equality draws."""
     above = {dim: size for dim, size in case.dims.items() if size > contract.dims[dim].high}
     return max(above, key=above.__getitem__, default=None)
-
-
-def smallest_case(contract: Contract) -> Case:
-    """Return the case whose inputs have the fewest elements."""
-
-    def elements(case: Case) -> int:
-        return sum(math.prod(spec.size(case.dims)) for spec in contract.inputs)
-
-    return min(contract.cases.values(), key=elements)

@@ -24,7 +24,7 @@ from ...orphans import ends_with_parent
 from ...registry import contracts, source_of
 from .import_base import NotAtBase, form_at_base
 from .rule import CANARY_FACTOR, MOST_PAIRS, RACE_S, SAMPLE_S, SCATTER
-from .timing_plan import Comparison, TimedForm, smallest_case
+from .timing_plan import Comparison, TimedForm
 
 _PROCESSOR_FIELD = 36
 """The index of the CPU number among the fields after the process's name in ``/proc/self/stat``."""
@@ -111,7 +111,7 @@ def run_worker(connection: Connection, config: WorkerConfig, forms: Sequence[Tim
 
 def _warm_up_gpu(contract: Contract, forms: Sequence[TimedForm], device: str) -> None:
     """Run one small step of every form: the first one takes seconds, while torch and Triton load their libraries."""
-    draw = Draw(smallest_case(contract))
+    draw = Draw(contract.smallest_case)
     with gpu_beside_others():
         for form, phase in dict.fromkeys((timed.form, timed.phase) for timed in forms):
             with contextlib.suppress(Exception):  # reported when the form is timed

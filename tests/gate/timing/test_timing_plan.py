@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from memfix.contract import Contract, Dim, Form, ObjectSpec, TensorSpec
-from memfix.gate.timing.timing_plan import TimedForm, forms_to_time, smallest_case
+from memfix.gate.timing.timing_plan import TimedForm, forms_to_time
 from memfix.laws import Budget, SpeedBudget
 from memfix.registry import all_contracts
 
@@ -45,7 +45,7 @@ def test_a_form_is_timed_at_its_budgets_and_another_at_the_smallest_case() -> No
 
 def test_without_any_budget_it_is_the_smallest_case() -> None:
     toy = contract(speed=[], grad=False)
-    assert smallest_case(toy).name == "small"
+    assert toy.smallest_case.name == "small"
     on_cpu = [TimedForm("fast", "small", "forward"), TimedForm("plain", "small", "forward")]
     assert forms_to_time(toy, "cpu") == on_cpu
     assert {*forms_to_time(toy, "cuda")} == {*on_cpu, TimedForm("kernel", "small", "forward")}
