@@ -258,7 +258,8 @@ class ExponentialsWeightSum:
     """The sum of ``G^T X`` over the chunks, from exponentials; the rows of the targets are subtracted at the end.
 
     A bfloat16 gradient is summed in its own memory, but with more significant bits than bfloat16 has. A wider gradient,
-    such as that of a float32 weight under autocast, is summed in its own dtype.
+    such as that of a float32 weight under autocast, is summed in its own dtype. With one chunk there is no sum: torch's
+    product is faster.
     """
 
     def __init__(self, weight_VD: torch.Tensor, hidden_ND: torch.Tensor, counted: Counted, num_chunks: int) -> None:
@@ -266,16 +267,17 @@ class ExponentialsWeightSum:
         self.out_VD = weight_VD.new_empty(weight_VD.shape)
         self.has_sum, self.alpha = False, 1.0
         vocabulary, width = weight_VD.shape
-        self.num_parts = -(-width // TILES.classes)
-        self.scales_VP = weight_VD.new_empty((vocabulary, self.num_parts), dtype=torch.float32)
-        if weight_VD.dtype == torch.bfloat16:
+        self.is_summed_by_kernel = weight_VD.dtype == torch.bfloat16 and num_chunks > 1
+        if self.is_summed_by_kernel:
+            self.num_parts = -(-width // TILES.classes)
+            self.scales_VP = weight_VD.new_empty((vocabulary, self.num_parts), dtype=torch.float32)
             tile = (TILES.tokens, TILES.classes // 2)
             self.tiles = (_tiles_of(self.out_VD.view(torch.float16), *tile), _tiles_of(self.out_VD, *tile))
 
     def add(self, gradient: LogitsGradient, hidden_CD: torch.Tensor, alpha: float) -> None:
         assert isinstance(gradient, ExponentialsGradient)
         made_by = gradient.made_by
-        if self.out_VD.dtype == made_by.values_CV.dtype:
+        if self.is_summed_by_kernel:
             self._launch(made_by, alpha)
         else:
             product_into(self.out_VD, made_by.values_CV.T, made_by.scaled_hidden_CD, alpha=alpha, add=self.has_sum)
