@@ -1,0 +1,156 @@
+"""The architectures of ``diffusers``: every model, with few layers and few channels, and inputs by their names."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from memfix.meters.base import StepBuilder
+
+from .package import Attempt, Package
+from .steps import MOST_PARAMETERS, num_parameters, trained
+
+_Config = Mapping[str, Any]
+_TOKENS, _PIXELS = 8, 16
+
+_FEW: dict[str, Any] = {
+    name: value
+    for value, names in {
+        1: "num_layers num_single_layers num_refiner_layers n_layers n_refiner_layers num_mmdit_layers mmdit_layers "
+        "num_single_dit_layers transformer_num_layers num_hidden_layers num_lyric_encoder_hidden_layers "
+        "num_timbre_encoder_hidden_layers num_attention_pooler_hidden_layers nlayers num_text_blocks num_visual_blocks "
+        "dit_depth depth layers_per_block num_res_blocks encoder_num_hidden_layers decoder_num_hidden_layers n_layer "
+        "decoder_num_layers layers_per_down_block layers_per_up_block num_enc_blocks num_dec_blocks",
+        2: "num_attention_heads num_cross_attention_heads audio_num_attention_heads num_key_value_attention_heads",
+    }.items()
+    for name in names.split()
+}
+"""Settings of small configurations. Widths that other settings must fit stay as they are."""
+_IF_NONE = {"in_channels": 4, "out_channels": 4, "patch_size": 2, "sample_size": _PIXELS, "caption_channels": 64}
+"""Settings that a model needs although they are None by default."""
+_TEXT_WIDTHS = (
+    "joint_attention_dim", "caption_channels", "text_dim", "text_embed_dim", "cap_feat_dim", "context_in_dim",
+    "text_hidden_dim", "in_text_dim", "cond_token_dim", "cross_attention_input_dim", "dit_text_dim", "condition_dim",
+    "encoder_hid_dim", "encoder_hidden_size", "embedding_dim", "cross_attention_dim",
+)  # fmt: skip
+"""The names under which a configuration has the width of its text, in the order of preference."""
+_CHANNELS = (
+    "in_channels", "input_channels", "audio_channels", "in_visual_dim", "io_channels", "latent_dim", "in_dim",
+    "num_mels", "mel_bins", "latent_channels", "audio_acoustic_hidden_dim", "embedding_dim", "hidden_size",
+)  # fmt: skip
+_SHAPES: tuple[Callable[[int], tuple[int, ...]], ...] = (
+    lambda channels: (2, channels, _PIXELS, _PIXELS),
+    lambda channels: (2, _PIXELS, channels),
+    lambda channels: (2, channels, 4, _PIXELS, _PIXELS),
+    lambda channels: (2, channels, 5, 64, 64),
+    lambda channels: (2, channels, 64, 64),
+    lambda channels: (2, 3, channels, _PIXELS, _PIXELS),
+    lambda channels: (2, channels, 64),
+    lambda channels: (2, channels, 16384),
+)
+"""The shapes of the main input to try in turn: images, tokens, films, and so on."""
+_MAIN = ("hidden_states", "sample", "x", "latents", "mel", "inputs_embeds", "z", "controlnet_cond")
+
+
+def _architectures() -> dict[str, tuple[str, str]]:
+    import diffusers
+
+    found = {}
+    for name in dir(diffusers):
+        kind = getattr(diffusers, name, None)
+        is_model = inspect.isclass(kind) and issubclass(kind, diffusers.ModelMixin) and kind is not diffusers.ModelMixin
+        folder = kind.__module__.split(".")[2] if is_model and kind.__module__.count(".") > 2 else ""
+        if folder in ("autoencoders", "controlnets", "transformers", "unets"):
+            found[f"{folder}: {name}"] = folder, name
+    return found
+
+
+def _attempts(task: str, name: str) -> Iterator[Attempt]:
+    for shape in _SHAPES:
+        for is_narrow in (True, False):
+            yield functools.partial(_step, name, shape, is_narrow)
+
+
+def _step(name: str, shape: Callable[[int], tuple[int, ...]], is_narrow: bool) -> StepBuilder:
+    import diffusers
+
+    kind: Any = getattr(diffusers, name)
+    config = _configured(kind, is_narrow)
+    make = functools.partial(kind, **{each: value for each, value in config.items() if value is not inspect._empty})
+    if (size := num_parameters(make)) > MOST_PARAMETERS:
+        raise MemoryError(f"{size:,} parameters")
+    channels = next((config[each] for each in _CHANNELS if isinstance(config.get(each), int)), 3)
+    return trained(make, _inputs(kind, config, shape(channels)), _called)
+
+
+def _called(model: nn.Module, batch: Any) -> Any:
+    return model(**batch)
+
+
+def _configured(kind: Any, is_narrow: bool) -> dict[str, Any]:
+    """Return the settings of a class: its defaults with fewer layers, and with fewer channels if ``is_narrow``."""
+    parameters = inspect.signature(kind.__init__).parameters
+    usual = {name: each.default for name, each in parameters.items() if name not in ("self", "args", "kwargs")}
+    return {name: _fewer(name, value, is_narrow) for name, value in usual.items()}
+
+
+def _fewer(name: str, value: Any, is_narrow: bool) -> Any:
+    if value is None:
+        return _IF_NONE.get(name)
+    if name in _FEW and isinstance(value, int):
+        return min(value, _FEW[name])
+    if name in _FEW and isinstance(value, (list, tuple)) and all(isinstance(each, int) for each in value):
+        return type(value)(min(each, _FEW[name]) for each in value)
+    if is_narrow and name.endswith("block_out_channels") and isinstance(value, (list, tuple)):
+        return type(value)(min(each, 64) for each in value)
+    return value
+
+
+def _inputs(kind: Any, config: _Config, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Return the inputs of a model whose main one has this shape. Raise if one that it needs is not known."""
+    inputs = {}
+    for name, each in inspect.signature(kind.forward).parameters.items():
+        if name in ("self", "kwargs", "args", "return_dict"):
+            continue
+        value = _input(name, config, shape)
+        if value is not None:
+            inputs[name] = value
+        elif each.default is inspect._empty:
+            raise ValueError(f"no value is known for the input {name}")
+    return inputs
+
+
+def _input(name: str, config: _Config, shape: tuple[int, ...]) -> Any:
+    """Return an input by its name, or None."""
+    if name in _MAIN:
+        return torch.randn(shape)
+    if name in ("timestep", "timesteps", "t"):
+        return torch.tensor([3, 7])
+    if name in ("encoder_hidden_states", "text_hidden_states"):
+        width = next((config[each] for each in _TEXT_WIDTHS if isinstance(config.get(each), int)), None)
+        return None if width is None else torch.randn(2, _TOKENS, width)
+    if name in ("pooled_projections", "clip_text_pooled", "pooled_embeds"):
+        width = config.get("pooled_projection_dim")
+        return torch.randn(2, width) if isinstance(width, int) else None
+    if name in ("encoder_attention_mask", "encoder_hidden_states_mask", "encoder_mask", "text_embedding_mask"):
+        return torch.ones(2, _TOKENS, dtype=torch.bool)
+    if name in ("img_ids", "txt_ids"):
+        axes = config.get("axes_dims_rope") or (0, 0, 0)
+        return torch.zeros(shape[1] if name == "img_ids" else _TOKENS, len(axes))
+    if name == "img_shapes":
+        return [[(1, 4, 4)]] * 2
+    if name == "guidance":
+        return torch.tensor([3.5, 3.5]) if config.get("guidance_embeds") else None
+    if name == "class_labels":
+        return torch.tensor([1, 2]) if config.get("num_embeds_ada_norm") else None
+    if name in ("num_frames", "height", "width"):
+        return {"num_frames": 1, "height": 4, "width": 4}[name] if len(shape) == 3 else None
+    return None
+
+
+PACKAGE = Package("diffusers", _architectures, _attempts)
