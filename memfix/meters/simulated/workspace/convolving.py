@@ -195,10 +195,14 @@ def _is_native_depthwise(call: Call) -> bool:
         return False
     if any(suggested_format(operand) != torch.contiguous_format for operand in (tensor, weight)):
         return False
-    for operand in (tensor, weight):
-        if not operand.is_contiguous():
-            raise NoRule(f"{_described(call)}, depthwise, of a tensor that is not contiguous")
-    return not _may_run_in_cudnn(call)
+    if _may_run_in_cudnn(call):
+        return False
+    copies = sum(size_of(operand) for operand in (tensor, weight) if not operand.is_contiguous())
+    if copies:
+        why = f"{_described(call)}, depthwise, of a tensor that is not contiguous: torch may copy it"
+        others = sum(_native_depthwise_backward(call)) if call.has("grad_output") else 0
+        raise Estimated(why, Range(0, copies + others, copies + others + size_of(call["input"])))
+    return True
 
 
 def _may_run_in_cudnn(call: Call) -> bool:
