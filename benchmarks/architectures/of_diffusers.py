@@ -13,7 +13,7 @@ from torch import nn
 from memfix.meters.base import StepBuilder
 
 from .package import Attempt, Package
-from .steps import MOST_PARAMETERS, num_parameters, trained
+from .steps import require_few_parameters, trained
 
 _Config = Mapping[str, Any]
 _TOKENS, _PIXELS = 8, 16
@@ -82,8 +82,7 @@ def _step(name: str, shape: Callable[[int], tuple[int, ...]], is_narrow: bool) -
     kind: Any = getattr(diffusers, name)
     config = _configured(kind, is_narrow)
     make = functools.partial(kind, **{each: value for each, value in config.items() if value is not inspect._empty})
-    if (size := num_parameters(make)) > MOST_PARAMETERS:
-        raise MemoryError(f"{size:,} parameters")
+    require_few_parameters(make)
     channels = next((config[each] for each in _CHANNELS if isinstance(config.get(each), int)), 3)
     return trained(make, _inputs(kind, config, shape(channels)), _called)
 

@@ -15,7 +15,7 @@ from memfix.meters.base import StepBuilder
 
 from ..third_party.training import Batch
 from .package import Attempt, Package
-from .steps import MOST_PARAMETERS, num_parameters, trained
+from .steps import require_few_parameters, trained
 
 _Settings = Mapping[str, Any]
 
@@ -105,8 +105,7 @@ def _attempts(task: str, name: str) -> Iterator[Attempt]:
 
 
 def _step(task: str, make: Callable[[], nn.Module], pixels: int) -> StepBuilder:
-    if (size := num_parameters(make)) > MOST_PARAMETERS:
-        raise MemoryError(f"{size:,} parameters")
+    require_few_parameters(make)
     return trained(make, _TASKS[task].batch(pixels), _TASKS[task].call)
 
 

@@ -17,7 +17,7 @@ from memfix.meters.base import Step, StepBuilder
 
 from ..third_party.training import Batch, train
 from .package import Attempt, Package
-from .steps import MOST_PARAMETERS, Made, num_parameters
+from .steps import Made, require_few_parameters
 
 _SMALL: dict[str, Any] = {
     name: value
@@ -212,8 +212,7 @@ def _configured(task: str, model_class: Any, settings: Mapping[str, Any]) -> Ste
     if config.is_encoder_decoder and not hasattr(config, "decoder_start_token_id"):
         config.decoder_start_token_id = 1
     make = functools.partial(model_class, config)
-    if (size := num_parameters(make)) > MOST_PARAMETERS:
-        raise MemoryError(f"{size:,} parameters")
+    require_few_parameters(make)
     return functools.partial(_built, task, make, _TASKS[task].batch(config, model_class(config)))
 
 
