@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from ci_script import ci_script
 from click.testing import CliRunner
 from torch import nn
 
@@ -212,6 +213,35 @@ def test_a_chosen_package_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_pattern_that_matches_nothing_names_an_architecture() -> None:
     result = CliRunner().invoke(main, ["--package", "timm", "--only", "none"])
     assert (result.exit_code, "such as 'test: Line'" in result.output) == (2, True)
+
+
+def test_packages_have_a_table_once_they_were_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ci_script("tables")
+    stored, accuracy = sys.modules["manual.stored"], sys.modules["manual.accuracy"]
+    monkeypatch.setattr(stored, "RESULTS", tmp_path)
+    assert accuracy.packages_table() == []
+    where = {"gpu": "NVIDIA H200", "torch": "2.11.0", "driver": "580", "date": "2026-11-19T18:45:38Z"}
+    bounds = {"at_least": 5, "at_most": 8}
+    rows = {
+        "same": {"task": "train", "predicted": 8, "measured": 8, "exact": True},
+        "wrong": {"task": "train", "predicted": 8, "measured": 9, "exact": True},
+        "near": {"task": "train", "predicted": 8, "measured": 5, "exact": False} | bounds,
+        "refused": {"task": "other", "error": "MeasurementError: no", "measured": 9},
+        "left out": {"task": "other", "left_out": "too large"},
+        "of too much memory": {"task": "other", "predicted": 8, "exact": True, "error_on_gpu": "OutOfMemoryError"},
+    }
+    (tmp_path / "h200").mkdir()
+    data = {"surroundings": where, "measured_on": {"timm": "1.0"}, "workloads": rows}
+    (tmp_path / "h200/architectures_timm.json").write_text(json.dumps(data))
+    lines = accuracy.packages_table()
+    assert lines[0] == (
+        "timm 1.0, NVIDIA H200 (torch 2.11.0, driver 580, 2026-11-19): 2 of 6 do not run in what was tried."
+    )
+    assert lines[-3:] == [
+        "| timm, train | 3 | 1 | 1 | 0 | 1 | 0 |",
+        "| timm, other | 1 | 0 | 0 | 0 | 0 | 1 |",
+        "| all | 4 | 1 | 1 | 0 | 1 | 1 |",
+    ]
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("architectures*.json")), ids=lambda path: path.stem)

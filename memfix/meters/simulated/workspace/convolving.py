@@ -174,7 +174,9 @@ def _native_depthwise_backward(call: Call) -> list[int]:
     """A strided gradient is copied for the kernels; the copy is freed before the bias gradient is summed."""
     grad = call["grad_output"]
     if call["input"].dim() == 5:
-        raise NoRule(f"backward of {_described(call)}, depthwise in 3d")
+        size = sum(size_of(tensor) for tensor in (grad, call["input"], call["weight"]))
+        why = f"backward of {_described(call)}, depthwise in 3d: assumed to take no more than copies of what it reads"
+        raise Estimated(why, Range(0, 0, size))
     copy = 0 if grad.is_contiguous() else size_of(grad)
     if not call["output_mask"][2]:
         return [copy]
