@@ -35,7 +35,12 @@ def main(packages: Sequence[str], json_path: Path | None, only: str, workers: in
     if absent is not None:
         raise click.UsageError(absent)
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "DIFFUSERS_VERBOSITY": "error"}
-    every = {name: PACKAGES[name].architectures() for name in chosen}
+    every = {}
+    for name in chosen:
+        try:
+            every[name] = PACKAGES[name].architectures()
+        except Exception as error:  # a package may lack what it needs
+            click.echo(f"{name} is left out: {' '.join(f'{type(error).__name__}: {error}'.split())}")
     jobs = {
         (package, name): (package, *of_package[name])
         for package, of_package in every.items()
@@ -44,7 +49,8 @@ def main(packages: Sequence[str], json_path: Path | None, only: str, workers: in
     }
     if not jobs:
         names = [name for of_package in every.values() for name in of_package]
-        raise click.UsageError(f"--only {only!r} matches none of {len(names)} architectures, such as {names[0]!r}")
+        example = f", such as {names[0]!r}" if names else ""
+        raise click.UsageError(f"--only {only!r} matches none of {len(names)} architectures{example}")
     found: dict[str, dict[str, Row]] = {name: {} for name in chosen}
     for (package, name), row in zip(jobs, rows([*jobs.values()], workers or os.cpu_count() or 1), strict=True):
         found[package][name] = row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -58,13 +59,16 @@ _MAIN = ("hidden_states", "sample", "x", "latents", "mel", "inputs_embeds", "z",
 
 
 def _architectures() -> dict[str, tuple[str, str]]:
-    import diffusers
+    from diffusers import ModelMixin, models
 
     found = {}
-    for name in dir(diffusers):
-        kind = getattr(diffusers, name, None)
-        is_model = inspect.isclass(kind) and issubclass(kind, diffusers.ModelMixin) and kind is not diffusers.ModelMixin
-        folder = kind.__module__.split(".")[2] if is_model and kind.__module__.count(".") > 2 else ""
+    for name in dir(models):
+        kind: Any = None
+        with contextlib.suppress(Exception):  # it may need a package that is not installed
+            kind = getattr(models, name)
+        if not inspect.isclass(kind) or not issubclass(kind, ModelMixin) or kind.__module__.count(".") < 3:
+            continue
+        folder = kind.__module__.split(".")[2]
         if folder in ("autoencoders", "controlnets", "transformers", "unets"):
             found[f"{folder}: {name}"] = folder, name
     return found
@@ -77,9 +81,9 @@ def _attempts(task: str, name: str) -> Iterator[Attempt]:
 
 
 def _step(name: str, shape: Callable[[int], tuple[int, ...]], is_narrow: bool) -> StepBuilder:
-    import diffusers
+    from diffusers import models
 
-    kind: Any = getattr(diffusers, name)
+    kind: Any = getattr(models, name)
     config = _configured(kind, is_narrow)
     make = functools.partial(kind, **{each: value for each, value in config.items() if value is not inspect._empty})
     require_few_parameters(make)

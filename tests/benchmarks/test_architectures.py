@@ -210,6 +210,22 @@ def test_a_chosen_package_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("small_package")
+def test_a_package_that_cannot_be_imported_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Any:
+        raise ImportError("no module named PIL")
+
+    monkeypatch.setitem(PACKAGES, "diffusers", Package("torch", broken, lambda task, name: ()))
+    monkeypatch.setattr(command, "rows", lambda jobs, num_workers: ({"left_out": "tried"} for _ in jobs))
+    result = CliRunner().invoke(main, ["--package", "diffusers", "--package", "timm"])
+    assert result.exit_code == 0
+    assert result.output.splitlines() == [
+        "diffusers is left out: ImportError: no module named PIL",
+        "test: Line: left out: tried",
+        "test: Other: left out: tried",
+    ]
+
+
+@pytest.mark.usefixtures("small_package")
 def test_a_pattern_that_matches_nothing_names_an_architecture() -> None:
     result = CliRunner().invoke(main, ["--package", "timm", "--only", "none"])
     assert (result.exit_code, "such as 'test: Line'" in result.output) == (2, True)
