@@ -227,6 +227,8 @@ class StorageTracker(TorchDispatchMode):
             self._record_assumptions([tensor])
             if self.values.are_undecided([tensor]):
                 self._number(tensor.dtype)
+            if tensor.numel() > 1 and assumptions.ORDER in self.values.assumed_of([tensor]):
+                self.note(assumptions.READ_ORDER)
             return value
         if not self.values.is_small(tensor):
             return None
@@ -240,7 +242,8 @@ class StorageTracker(TorchDispatchMode):
         assumed = self.values.assumed_of(tensors)
         if peers.SAME in assumed:  # other answers are not tried
             self.note(peers.SAME)
-        self.assumed |= dict.fromkeys(sorted(assumed - {assumptions.UNDECIDED, assumptions.CHOSEN, peers.SAME}))
+        marks = {assumptions.UNDECIDED, assumptions.CHOSEN, assumptions.ORDER, peers.SAME}
+        self.assumed |= dict.fromkeys(sorted(assumed - marks))
         self.answers.are_most &= assumed.isdisjoint((assumptions.UNDECIDED, assumptions.DRAWN))
 
     def _number(self, dtype: torch.dtype, computed: Any = None) -> float | int | bool:
@@ -342,8 +345,9 @@ class StorageTracker(TorchDispatchMode):
             return
         self.answers.has_choices = True
         if self.answers.makes_choices:
-            note = assumptions.at(assumptions.EVEN, self._place())
-            self.values.keep(indices, self.answers.choices(call), frozenset((note, assumptions.CHOSEN)))
+            marks = {assumptions.at(assumptions.EVEN, self._place()), assumptions.CHOSEN}
+            marks |= {assumptions.ORDER} if call.operator.overloadpacket is aten.sort else set()
+            self.values.keep(indices, self.answers.choices(call), frozenset(marks))
 
     def _run_on_real(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor], traits: _Traits) -> Any:
         """Run a view, a collective or an in-place operator whose tensors are all real, such as an optimizer's step
