@@ -42,6 +42,7 @@ TABLES = {
     "agreement": accuracy.agreement_table,
     "third_party": accuracy.third_party_table,
     "architectures": accuracy.architectures_table,
+    "packages": accuracy.packages_table,
     "ranks": accuracy.ranks_table,
     "oracle": accuracy.oracle_table,
     "cheats": accuracy.cheats_table,

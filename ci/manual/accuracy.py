@@ -54,6 +54,22 @@ def architectures_table() -> list[str]:
     ]
 
 
+def packages_table() -> list[str]:
+    """The architectures of other packages by task: how close the predictions are to the H200's bytes. Empty until they
+    were measured."""
+    found = all_results("h200/architectures_*.json")
+    lines, rows = [], []
+    for data in found:
+        ((package, version),) = data["measured_on"].items()
+        of_package = data["workloads"].values()
+        ran = [row for row in of_package if "measured" in row]
+        where = gpu_of(data, "torch", "driver")
+        left_out = len(of_package) - len(ran)
+        lines.append(f"{package} {version}, {where}: {left_out} of {len(of_package)} do not run in what was tried.")
+        rows += [(f"{package}, {row['task']}", row) for row in ran]
+    return [*lines, "", *_outcomes("package and task", "architectures", rows)] if found else []
+
+
 def _outcomes(heading: str, counted: str, rows: list[tuple[str, dict[str, Any]]]) -> list[str]:
     """Return a table of the outcomes of ``rows``, each with the name of its group, and of all together."""
     lines = [

@@ -614,6 +614,18 @@ def test_a_convolution_that_was_not_measured_has_bounds(monkeypatch: pytest.Monk
     assert reading.at_least < reading.peak_bytes < reading.highest_bytes
 
 
+def test_bounds_that_meet_are_still_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cudnn, "first_plan", lambda *_: None)
+
+    def build(device: str) -> Any:
+        convolve = convolved(device)
+        return lambda: (torch.empty(10**9, device=device), None)[1] or convolve()
+
+    reading = memfix.peak(build)
+    assert not reading.exact
+    assert reading.at_least == reading.peak_bytes == reading.at_most == 4 * 10**9
+
+
 def test_bounds_of_values_and_of_convolutions_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cudnn, "first_plan", lambda *_: None)
     picked = 100 * 200 * 4

@@ -49,6 +49,19 @@ def in_parts(device: str) -> torch.Tensor:
     return parts
 
 
+def summed_into_a_part(device: str) -> torch.Tensor:
+    sums = torch.empty(4, dtype=torch.int64, device=device)
+    sums[:1].zero_()
+    torch.cumsum(torch.tensor([2, 0, 5], device=device), 0, out=sums[1:])
+    return sums
+
+
+def filled_in_a_part(device: str) -> torch.Tensor:
+    counts = torch.arange(3, device=device)
+    torch.zeros(2, dtype=torch.int64, device=device, out=counts[1:])
+    return counts
+
+
 def unscaled(device: str, num_elements: int) -> list[float]:
     gradient, found_inf = torch.ones(num_elements, device=device), torch.zeros(1, device=device)
     torch._amp_foreach_non_finite_check_and_unscale_([gradient], found_inf, torch.tensor(0.5, device=device))
@@ -61,6 +74,8 @@ def unscaled(device: str, num_elements: int) -> list[float]:
         (lambda d: bool(ones(d, 2, 5).all()), True),
         (lambda d: unscaled(d, 3), [0.5, 0]),
         (lambda d: in_parts(d).tolist(), [7, 7, 3, 4, 6]),
+        (lambda d: summed_into_a_part(d).tolist(), [0, 2, 2, 7]),
+        (lambda d: filled_in_a_part(d).tolist(), [0, 0, 0]),
         (lambda d: (torch.ones(2, 3, device=d) @ torch.ones(3, device=d)).tolist(), [3, 3]),
         (lambda d: int(ones(d, 2, 5).sum()), 10),
         (lambda d: written(d).tolist(), [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]]),
@@ -104,6 +119,18 @@ def test_one_unknown_part_makes_the_whole_unknown(known_first: bool) -> None:
         for place in (0, 1) if known_first else (1, 0):
             counts[place : place + 1].copy_(parts[place])
         return int(counts.sum())
+
+    _, reading = answered(mixed)
+    assert any("unknown" in note for note in reading.notes)
+
+
+@pytest.mark.parametrize("part", [torch.arange(2), None])
+def test_a_known_part_that_is_written_as_out_does_not_make_the_whole_known(part: torch.Tensor | None) -> None:
+    def mixed(device: str) -> int:
+        counts = torch.empty(3, device=device).long() if part is not None else torch.arange(3, device=device)
+        source = torch.empty(2, device=device).long() if part is None else part.to(device)
+        torch.cumsum(source, 0, out=counts[1:])
+        return int(counts[0]) + int(counts[2])
 
     _, reading = answered(mixed)
     assert any("unknown" in note for note in reading.notes)

@@ -74,6 +74,16 @@ def test_a_sparse_tensor_is_refused() -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_a_compressed_sparse_tensor_is_refused() -> None:
+    def build(device: str) -> Any:
+        starts, places = torch.tensor([0, 1, 2]), torch.tensor([1, 0])
+        adjacent = torch.sparse_csr_tensor(starts, places, torch.ones(2), (2, 2), check_invariants=False)
+        return lambda: adjacent @ torch.ones(2, 2)
+
+    assert refused(build).startswith("a tensor of layout torch.sparse_csr holds memory that only its values decide")
+
+
 def test_a_sparse_gradient_is_refused() -> None:
     def build(device: str) -> Any:
         table = nn.Embedding(100, 8, sparse=True, device=device)

@@ -9,7 +9,7 @@ bytes. Modules:
 - ``torch_imports``: imports the modules that torch loads lazily without the patches
 - ``compiled``: compiles regions under ``torch.compile`` for the simulated GPU
 - ``tracking``: the dispatch mode that handles each operator
-- ``storages``, ``running_phase``, ``engine``, ``composite``, ``launches``: keep the state that the tracker needs
+- ``storages``, ``running_phase``, ``engine``, ``composite``, ``in_parts``, ``launches``: keep what the tracker needs
 - ``fake_execution``, ``fake_result_cache``: make the fake results of operators
 - ``workspace``, ``tables``, ``cublas``: know the memory that kernels and libraries allocate internally
 - ``prebuilt``: moves real weights to the simulated GPU and back
@@ -263,7 +263,6 @@ class SimulatedMeter:
         held_bytes = requested.live - requested.base
         peak_bytes, allocated_bytes = requested.peak - requested.base, allocated.peak - allocated.base
         base_bytes, timeline = requested.base, ledger.timeline(line_of)
-        is_bounded = requested.least_peak < requested.most_peak
         in_cycles = _collected(tracker)
         if in_cycles:  # in a real run, the time of a collection is not known
             held = f"{format_bytes(in_cycles)} were held by reference cycles"
@@ -272,6 +271,7 @@ class SimulatedMeter:
         in_cycles += _collected(tracker)
         doubts = (fake_device.self_test().cannot_hide_modes, self._doubt_of_torch())
         notes = (*(doubt for doubt in doubts if doubt), *tracker.notes)
+        is_bounded = requested.least_peak < requested.most_peak or (notes and tracker.bounded.issuperset(notes))
         return Reading(
             meter=self.name,
             device=self.gpu.name,

@@ -30,6 +30,8 @@ class Storages:
 
     def add_argument(self, tensor: torch.Tensor) -> None:
         """Register an operator's argument. A storage that is first seen here existed before the step."""
+        if tensor.layout in _COMPRESSED:  # FakeTensorMode makes no fake of a real one
+            _refuse_sparse(tensor)
         if tensor.layout is torch.strided and self.entry_of(tensor) is None and is_on_gpu(tensor):
             storage = tensor.untyped_storage()
             entry = Entry(storage.nbytes(), "existed before")
@@ -97,6 +99,9 @@ def is_on_gpu(tensor: torch.Tensor) -> bool:
 def name_of(operator: torch._ops.OpOverload) -> str:
     """The operator's name without ``aten``: ``mm``, ``add.Tensor``, ``mylib.op``."""
     return str(operator).removeprefix("aten.").removesuffix(".default")
+
+
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 def _refuse_sparse(tensor: torch.Tensor) -> None:

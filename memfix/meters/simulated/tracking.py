@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import sys
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -25,6 +25,7 @@ from .engine import EngineWatch
 from .fake_execution import run_on_fakes
 from .fake_result_cache import NOT_HANDLED, VIEWS, FakeResultCache
 from .gpus import GPU
+from .in_parts import PARTS
 from .launches import Launch
 from .ledger import Entry, Ledger
 from .running_phase import RunningPhase
@@ -125,6 +126,8 @@ class StorageTracker(TorchDispatchMode):
         traits = _traits_of(func)
         if traits.reads_values:
             result = self._answered(func, args, kwargs)
+        if result is NOT_HANDLED and traits.parts is not None and is_on_gpu(args[0]):
+            result = self._in_parts(func, args, kwargs, traits.parts)
         if result is NOT_HANDLED and traits.composite_key is not None:
             result = self._decomposed(func, args, kwargs, traits.composite_key)
         if result is NOT_HANDLED:
@@ -224,6 +227,8 @@ class StorageTracker(TorchDispatchMode):
             self._record_assumptions([tensor])
             if self.values.are_undecided([tensor]):
                 self._number(tensor.dtype)
+            if tensor.numel() > 1 and assumptions.ORDER in self.values.assumed_of([tensor]):
+                self.note(assumptions.READ_ORDER)
             return value
         if not self.values.is_small(tensor):
             return None
@@ -237,7 +242,8 @@ class StorageTracker(TorchDispatchMode):
         assumed = self.values.assumed_of(tensors)
         if peers.SAME in assumed:  # other answers are not tried
             self.note(peers.SAME)
-        self.assumed |= dict.fromkeys(sorted(assumed - {assumptions.UNDECIDED, assumptions.CHOSEN, peers.SAME}))
+        marks = {assumptions.UNDECIDED, assumptions.CHOSEN, assumptions.ORDER, peers.SAME}
+        self.assumed |= dict.fromkeys(sorted(assumed - marks))
         self.answers.are_most &= assumed.isdisjoint((assumptions.UNDECIDED, assumptions.DRAWN))
 
     def _number(self, dtype: torch.dtype, computed: Any = None) -> float | int | bool:
@@ -271,6 +277,14 @@ class StorageTracker(TorchDispatchMode):
         made = self.cache.new_memory(size, stride, dtype, like.device)
         self.storages.add_result(made, func, self.lines.current(), None)
         return made
+
+    def _in_parts(self, func: Any, args: Any, kwargs: Any, parts: Callable[..., Any]) -> Any:
+        """Run an operator of another package as the parts that its kernel is made of."""
+        doubt = f"{func}: its parts are taken from its source, and were not measured"
+        self.note(doubt)
+        self.bounded.add(doubt)
+        with self:
+            return parts(*args, **kwargs)
 
     def _decomposed(self, func: Any, args: Any, kwargs: Any, key: torch._C.DispatchKey) -> Any:
         """Decompose an operator that CUDA runs as a composite: each part is then dispatched on its own."""
@@ -331,8 +345,9 @@ class StorageTracker(TorchDispatchMode):
             return
         self.answers.has_choices = True
         if self.answers.makes_choices:
-            note = assumptions.at(assumptions.EVEN, self._place())
-            self.values.keep(indices, self.answers.choices(call), frozenset((note, assumptions.CHOSEN)))
+            marks = {assumptions.at(assumptions.EVEN, self._place()), assumptions.CHOSEN}
+            marks |= {assumptions.ORDER} if call.operator.overloadpacket is aten.sort else set()
+            self.values.keep(indices, self.answers.choices(call), frozenset(marks))
 
     def _run_on_real(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor], traits: _Traits) -> Any:
         """Run a view, a collective or an in-place operator whose tensors are all real, such as an optimizer's step
@@ -386,7 +401,8 @@ class _Traits:
     """The properties that decide how an operator is run. They share one lookup a call, which hashes it in Python."""
 
     __slots__ = (
-        "chooses", "composite_key", "hides_nothing", "indexes", "is_sent", "is_view", "reads_values", "runs_on_real",
+        "chooses", "composite_key", "hides_nothing", "indexes", "is_sent", "is_view", "parts", "reads_values",
+        "runs_on_real",
     )  # fmt: skip
 
     def __init__(self, operator: Any) -> None:
@@ -395,6 +411,7 @@ class _Traits:
         self.composite_key = composite_key(operator)
         self.hides_nothing = hides_nothing(operator)
         self.indexes = packet in _INDEXES
+        self.parts = PARTS.get(str(packet))
         self.is_view = operator.is_view or torch.Tag.inplace_view in tags or packet is aten.set_
         """Whether the operator returns a view or changes metadata."""
         self.is_sent = operator.namespace in peers.NAMESPACES  # it is a collective

@@ -284,6 +284,9 @@ class Values:
         if packet is aten._amp_foreach_non_finite_check_and_unscale_:  # in a healthy step it leaves its flag as it was
             operator, args = aten._foreach_mul_.Tensor, (args[0], args[2])
             given = tensors_in(args)
+        if operators.has_out_arguments(operator) and not all(map(_fills_its_storage, results)):
+            self._write_parts(operator, args, kwargs, given, results)
+            return
         overwrites = packet in operators.OVERWRITES or (packet in operators.ADD_PRODUCTS and kwargs.get("beta", 1) == 0)
         if overwrites and self.of(args[0]) is None and not self._gave_memory(args[0], given):
             self.forget([args[0]])
@@ -412,6 +415,26 @@ class Values:
         known.is_blank, known.num_bytes = False, known.memory.nbytes()
         self._bytes_left -= known.num_bytes
         return True
+
+    def _write_parts(
+        self, operator: Any, args: Any, kwargs: Any, given: list[torch.Tensor], results: list[Any]
+    ) -> None:
+        """Follow an operator whose ``out=`` arguments are parts of storages: the other parts keep their values."""
+        values = self.computed(operator, args, kwargs, given)
+        outs = {id(tensor) for tensor in results}
+        sources = [tensor for tensor in given if id(tensor) not in outs]
+        for target, value in zip(results, tensors_in(values) if values is not UNKNOWN else results, strict=True):
+            if values is not UNKNOWN:
+                self._gave_memory(target, [target, *sources])
+            known = self._at(target)
+            if values is UNKNOWN or known is None or known.memory is None:
+                self.forget([target])
+                continue
+            room = self.of(target)
+            assert room is not None
+            with torch._C._DisableTorchDispatch():
+                room.copy_(value)
+            known.assumed |= self._assumed_by(operator, sources)
 
     def _overwrite(self, operator: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> None:
         """Record the values of a storage that an operator overwrote completely with known values."""

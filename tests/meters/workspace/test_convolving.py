@@ -293,6 +293,24 @@ def test_a_depthwise_convolution_is_mostly_torchs_own(
     assert (estimate.value.bytes.least, estimate.value.bytes.usual) == (0, 0)
 
 
+def test_a_strided_image_of_a_depthwise_convolution_may_be_copied() -> None:
+    x, weight, size = meta(2, 64, 8, 9).transpose(2, 3), meta(64, 1, 3, 3), 2 * 64 * 9 * 8 * 4
+    with pytest.raises(Estimated, match="depthwise, of a tensor that is not contiguous") as estimate:
+        run(aten.convolution.default, x, weight, None, *PLAIN[:-1], 64)
+    assert estimate.value.bytes == Range(0, size, 2 * size)
+    grad = meta(2, 64, 9, 8)
+    with pytest.raises(Estimated) as estimate:
+        run(aten.convolution_backward.default, grad, x, weight, None, *PLAIN[:-1], 64, [True, True, False])
+    assert estimate.value.bytes == Range(0, size, 2 * size)
+
+
+def test_the_gradients_of_a_depthwise_convolution_in_3d_are_bounded_by_copies() -> None:
+    x, weight, settings = meta(2, 8, 4, 4, 4), meta(8, 1, 3, 3, 3), [[1] * 3, [1] * 3, [1] * 3, False, [0] * 3, 8]
+    with pytest.raises(Estimated, match=r"depthwise in 3d") as estimate:
+        run(aten.convolution_backward.default, x, x, weight, None, *settings, [True, True, False])
+    assert estimate.value.bytes == Range(0, 0, (2 * 2 * 8 * 64 + 8 * 27) * 4)
+
+
 def test_a_depthwise_convolution_of_channels_last_is_cudnns(asked: list[Convolution]) -> None:
     x, weight = meta(2, 64, 16, 16).to(memory_format=last), meta(64, 1, 3, 3)
     assert run(aten.convolution.default, x, weight, None, *PLAIN[:-1], 64) == [10 * KiB]

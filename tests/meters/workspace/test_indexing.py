@@ -10,6 +10,7 @@ from rules_on_meta import hidden, meta
 
 from memfix.meters.simulated.gpus import H200
 from memfix.meters.simulated.workspace import Call, NoRule, cub, hidden_buffers
+from memfix.meters.simulated.workspace.rules import Estimated, Range
 
 aten = torch.ops.aten
 BF16, I32, I64 = torch.bfloat16, torch.int32, torch.int64
@@ -32,6 +33,18 @@ def test_an_embedding_gradient_hides_what_an_h200_shows() -> None:
     assert sum(buffers) == 431_089_264
     assert buffers[-1] == 295_272_448
     assert cub.radix_sort(H200, 32_768, 8, 8) == 549_375
+
+
+def test_picking_by_a_mask_is_undone_as_by_its_places() -> None:
+    mask, grad = meta(6, 7, dtype=torch.bool), meta(20, 8)
+    added = hidden(aten.index_put.default, meta(6, 7, 8), [ids(20), ids(20)], grad, True)
+    with pytest.raises(Estimated, match=r"^an addition by a mask") as estimated:
+        hidden(aten._index_put_impl_.default, meta(6, 7, 8), [mask], grad, True, True)
+    assert estimated.value.bytes == Range(sum(added), sum(added), sum(added) + 2 * 20 * 8)
+    with pytest.raises(NoRule, match=r"^indexing by a mask, whose buffers depend on the values$"):
+        hidden(aten._index_put_impl_.default, meta(6, 7, 8), [mask], grad, True, False)
+    with pytest.raises(NoRule, match=r"^an addition of \[8\] by a mask$"):
+        hidden(aten._index_put_impl_.default, meta(6, 7), [mask[0]], meta(8), True, True)
 
 
 # ---------------------------------------------------------------- x[i, j]

@@ -9,7 +9,7 @@ import torch
 from rules_on_meta import hidden, meta
 
 from memfix.meters.simulated.gpus import H200
-from memfix.meters.simulated.workspace import Call, NoRule, hidden_buffers, storage_bytes
+from memfix.meters.simulated.workspace import Call, Estimated, NoRule, Range, hidden_buffers, storage_bytes
 
 aten = torch.ops.aten
 bf16, f16, f64 = torch.bfloat16, torch.float16, torch.float64
@@ -211,6 +211,13 @@ def test_what_resizing_copies_is_known_in_two_layouts_only() -> None:
     assert hidden(bicubic, meta(4, 8, 32, 32), [32, 32], [4, 8, 16, 16], False) == []
     with pytest.raises(NoRule, match=r"of a self that is not contiguous, shape \[4, 8, 16, 16\]$"):
         hidden(aten.upsample_bicubic2d.default, x.transpose(2, 3), [32, 32], False)
+
+
+def test_a_strided_image_that_is_resized_may_be_copied_and_its_result_too() -> None:
+    x = meta(4, 8, 16, 16).transpose(2, 3)
+    with pytest.raises(Estimated) as estimate:
+        hidden(aten._upsample_bilinear2d_aa.default, x, [32, 32], False, outputs=meta(4, 8, 32, 32))
+    assert estimate.value.bytes == Range(0, 4 * 8 * 16 * 16 * 4, 4 * 8 * 16 * 16 * 4 * 5)
 
 
 def test_unfolding_outgrows_a_result_as_large_as_the_input() -> None:

@@ -20,7 +20,18 @@ import torch
 from ..gpus import GPU, H200
 from ..hide_dispatch_modes import python_keys_shown
 from ..tables import Table, table_of
-from .rules import NO_KERNEL, NONE_NEEDED, RULES, STORAGES, Call, Estimated, NoRule, Range, tensors_in
+from .rules import (
+    FOREIGN_RULES,
+    NO_KERNEL,
+    NONE_NEEDED,
+    RULES,
+    STORAGES,
+    Call,
+    Estimated,
+    NoRule,
+    Range,
+    tensors_in,
+)
 from .signature import signature
 
 __all__ = [
@@ -135,7 +146,7 @@ def _measured(table: Table | None, call: Call) -> int | None:
 def hidden_buffers(call: Call) -> list[int]:
     """The sizes of the buffers that the CUDA kernel allocates besides its outputs. Raises ``NoRule`` if unknown."""
     packet = call.operator.overloadpacket
-    rule = RULES.get(packet)
+    rule = RULES.get(packet) or (FOREIGN_RULES.get(str(packet)) if call.operator.namespace != "aten" else None)
     if rule is not None:
         tensors = tensors_in((call.args, [*call.kwargs.values()], call.outputs))
         with python_keys_shown(tensors):  # rules make views of them

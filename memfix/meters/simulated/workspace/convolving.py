@@ -174,7 +174,9 @@ def _native_depthwise_backward(call: Call) -> list[int]:
     """A strided gradient is copied for the kernels; the copy is freed before the bias gradient is summed."""
     grad = call["grad_output"]
     if call["input"].dim() == 5:
-        raise NoRule(f"backward of {_described(call)}, depthwise in 3d")
+        size = sum(size_of(tensor) for tensor in (grad, call["input"], call["weight"]))
+        why = f"backward of {_described(call)}, depthwise in 3d: assumed to take no more than copies of what it reads"
+        raise Estimated(why, Range(0, 0, size))
     copy = 0 if grad.is_contiguous() else size_of(grad)
     if not call["output_mask"][2]:
         return [copy]
@@ -195,10 +197,14 @@ def _is_native_depthwise(call: Call) -> bool:
         return False
     if any(suggested_format(operand) != torch.contiguous_format for operand in (tensor, weight)):
         return False
-    for operand in (tensor, weight):
-        if not operand.is_contiguous():
-            raise NoRule(f"{_described(call)}, depthwise, of a tensor that is not contiguous")
-    return not _may_run_in_cudnn(call)
+    if _may_run_in_cudnn(call):
+        return False
+    copies = sum(size_of(operand) for operand in (tensor, weight) if not operand.is_contiguous())
+    if copies:
+        why = f"{_described(call)}, depthwise, of a tensor that is not contiguous: torch may copy it"
+        others = sum(_native_depthwise_backward(call)) if call.has("grad_output") else 0
+        raise Estimated(why, Range(0, copies + others, copies + others + size_of(call["input"])))
+    return True
 
 
 def _may_run_in_cudnn(call: Call) -> bool:

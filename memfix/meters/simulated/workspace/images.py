@@ -7,6 +7,7 @@ import torch
 from .memory_formats import (
     contiguous_only,
     copied_unless_contiguous,
+    copied_unless_read_as_it_is,
     copies_unless_in,
     require_contiguous,
     suggested_format,
@@ -76,8 +77,7 @@ _RESIZES = """upsample_nearest1d _upsample_nearest_exact1d upsample_nearest3d _u
 @rule(*_RESIZES_IN_TWO_LAYOUTS)
 def _resize_in_two_layouts(call: Call) -> list[int]:
     name = "self" if call.has("self") else "input"
-    require_contiguous(call, name, memory_format=suggested_format(call[name]))
-    return []
+    return copied_unless_read_as_it_is(call, name, memory_format=suggested_format(call[name]))
 
 
 @rule(*(f"{name}_backward" for name in _RESIZES_IN_TWO_LAYOUTS))
@@ -90,8 +90,7 @@ def _resize_in_two_layouts_backward(call: Call) -> list[int]:
 
 @rule(*_RESIZES)
 def _resize(call: Call) -> list[int]:
-    require_contiguous(call, "self" if call.has("self") else "input")
-    return []
+    return copied_unless_read_as_it_is(call, "self" if call.has("self") else "input")
 
 
 copied_unless_contiguous("grad_output", *(f"{name}_backward" for name in _RESIZES))

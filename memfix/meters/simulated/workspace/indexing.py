@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NoReturn
 
 import torch
 
@@ -11,7 +12,9 @@ from . import cub
 from .layout import contiguous_strides, is_contiguous
 from .rules import (
     Call,
+    Estimated,
     NoRule,
+    Range,
     before_results,
     copies_unless_contiguous,
     none_needed,
@@ -88,6 +91,8 @@ def _add_by_index(
 ) -> list[int]:
     """Indices are linearised and sorted. Rows and values that are not contiguous are copied first."""
     given = [index for index in indices if index is not None]
+    if len(given) == 1 and is_mask(given[0]) and call.has("unsafe") and call["unsafe"]:
+        _add_by_mask(call, tensor, indices, values)
     _refuse_masks(given)
     if not given:
         raise NoRule("an addition by index without an index")
@@ -114,6 +119,23 @@ def _add_by_index(
     bits = max(1, ((tensor.numel() - 1) // slice_size).bit_length())  # bits of the largest sort key
     temporary = cub.radix_sort(call.gpu, num_indices, _LONG_BYTES, _LONG_BYTES, bits)
     return [*copies, *[num_indices * _LONG_BYTES] * 4, temporary]
+
+
+def _add_by_mask(
+    call: Call, tensor: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor
+) -> NoReturn:
+    """Raise ``Estimated`` for the backward of picking by a mask, which adds by the places of the mask's elements. The
+    places are freed before or after the sort that takes most."""
+    (dim,) = (dim for dim, index in enumerate(indices) if index is not None)
+    mask = indices[dim]
+    assert mask is not None
+    picked = (*tensor.shape[:dim], values.shape[dim], *tensor.shape[dim + mask.dim() :])
+    if values.shape != picked:
+        raise NoRule(f"an addition of {list(values.shape)} by a mask")
+    each = torch.empty(values.shape[dim], dtype=torch.int64, device="meta")
+    size = sum(_add_by_index(call, tensor, [*indices[:dim], *[each] * mask.dim(), *indices[dim + 1 :]], values))
+    places = mask.dim() * size_of(each)
+    raise Estimated("an addition by a mask: its places may be alive beside it", Range(size, size, size + places))
 
 
 # ---------------------------------------------------------------- reductions by index
@@ -190,6 +212,12 @@ def _nonzero(call: Call) -> list[int]:
 
 
 unknown("{name}, whose buffers depend on the values", "nonzero_static", "masked_select")
+
+
+@rule("_convert_indices_from_coo_to_csr")
+def _starts_of_rows(call: Call) -> list[int]:
+    why = f"{call.operator}: assumed to write its result directly, as in its source; it was not measured"
+    raise Estimated(why, Range(0, 0, size_of(call["self"])))
 
 
 # ---------------------------------------------------------------- refusals

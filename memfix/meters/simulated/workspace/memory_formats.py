@@ -6,7 +6,7 @@ import torch
 from torch._prims_common import suggest_memory_format
 
 from .layout import extent
-from .rules import Call, NoRule, copies_unless_contiguous, rule, size_of
+from .rules import Call, Estimated, NoRule, Range, copies_unless_contiguous, rule, size_of, tensors_in
 
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """Number of dimensions -> the channels-last format."""
@@ -29,21 +29,37 @@ def copies_unless_in(memory_format: torch.memory_format, *tensors: torch.Tensor 
 def require_contiguous(call: Call, *names: str, memory_format: torch.memory_format = torch.contiguous_format) -> None:
     """Raise ``NoRule`` if an argument has another layout, because the kernel's copies are then unknown."""
     for name in names:
-        tensor = call[name]
-        if tensor is not None and not tensor.is_contiguous(memory_format=memory_format):
-            raise NoRule(f"{call.operator} of a {name} that is not contiguous, shape {list(tensor.shape)}")
+        if not _is_contiguous(call[name], memory_format):
+            raise NoRule(f"{call.operator} of a {name} that is not contiguous, shape {list(call[name].shape)}")
+
+
+def _is_contiguous(tensor: torch.Tensor | None, memory_format: torch.memory_format) -> bool:
+    return tensor is None or tensor.is_contiguous(memory_format=memory_format)
+
+
+def copied_unless_read_as_it_is(
+    call: Call, *names: str, memory_format: torch.memory_format = torch.contiguous_format
+) -> list[int]:
+    """The workspace of a kernel that needs none where these arguments are contiguous. Raise ``Estimated`` elsewhere:
+    the kernel may read them as they are, copy them, or also make its result in another layout first."""
+    strided = [name for name in names if not _is_contiguous(call[name], memory_format)]
+    if strided:
+        size = sum(size_of(call[name]) for name in strided)
+        most = size + sum(map(size_of, tensors_in(call.outputs)))
+        shapes = ", ".join(f"a {name} that is not contiguous, shape {list(call[name].shape)}" for name in strided)
+        raise Estimated(f"{call.operator} of {shapes}", Range(0, size, most))
+    return []
 
 
 def contiguous_only(arguments: str, *names: str) -> None:
-    """Register operators that need no workspace where these ``arguments`` are contiguous, and no rule elsewhere.
+    """Register operators that need no workspace where these ``arguments`` are contiguous, and maybe copies elsewhere.
 
     In ``"self indices?"`` the second is an argument that only some of the operators have.
     """
 
     @rule(*names)
     def require(call: Call) -> list[int]:
-        require_contiguous(call, *_present(call, arguments))
-        return []
+        return copied_unless_read_as_it_is(call, *_present(call, arguments))
 
 
 def copied_unless_contiguous(arguments: str, *names: str) -> None:

@@ -102,6 +102,20 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
+FOREIGN_RULES: dict[str, Rule] = {}
+"""The rules of other packages' operators, by name: the packages may be imported later, or never."""
+
+
+def foreign_rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for operators of other packages, such as ``torchvision.roi_align``."""
+
+    def register(function: Rule) -> Rule:
+        FOREIGN_RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
 def unknown(why: str, *names: str) -> Rule:
     """Register aten operators with unknown workspace. ``why`` may contain ``{operator}`` or ``{name}``."""
 

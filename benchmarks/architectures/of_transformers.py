@@ -1,41 +1,23 @@
-"""Predicts the peak of a step of every architecture in ``transformers``, and measures it on a GPU.
+"""The architectures of ``transformers``: train steps of every task, and generation.
 
-    python -m benchmarks.architectures [--json PATH] [--only GLOB] [--workers 2]
-
-Each architecture gets a small configuration, random weights, and a batch that fits its task: forward, backward,
-clipping, AdamW. Language models are also trained with less memory, and generate text. An architecture that runs in no
-small configuration is left out with the reason.
+Language models are also trained with less memory: under autocast, with checkpoints and SGD.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fnmatch
 import functools
-import multiprocessing
-import os
-import signal
-import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import click
 import torch
 from torch import nn
 
-import memfix
-from memfix.checks.children import start_worker
-from memfix.errors import MeasurementError
 from memfix.meters.base import Step, StepBuilder
-from memfix.provenance import installed_version
 
-from .peers import not_installed
-from .predicted_rows import Row, in_words, kept_rows, measured, write_rows
-from .third_party.training import Batch, train
+from ..third_party.training import Batch, train
+from .package import Attempt, Package
+from .steps import Made, require_few_parameters
 
 _SMALL: dict[str, Any] = {
     name: value
@@ -65,8 +47,6 @@ _FEWER: tuple[Callable[[str], bool], ...] = (
     lambda name: name == "num_labels",
 )
 """Which of the settings to try in turn: an architecture may refuse some of them."""
-_MOST_PARAMETERS = 500_000_000
-_SECONDS = 120
 
 
 # ---------------------------------------------------------------- batches
@@ -137,7 +117,6 @@ def _heard(config: Any, model: Any) -> Batch:
 
 
 # ---------------------------------------------------------------- steps
-Made = Callable[[], nn.Module]
 
 
 def _trained(make: Made, batch: Batch, device: str) -> Step:
@@ -216,33 +195,25 @@ def _architectures() -> dict[str, tuple[str, str]]:
     return found
 
 
-# ---------------------------------------------------------------- one architecture
-def _configured(task: str, class_name: str) -> StepBuilder:
-    """Return the builder of a step in the first small configuration in which it runs. If there is none, raise
-    why the first does not run."""
+# ---------------------------------------------------------------- configurations
+def _attempts(task: str, class_name: str) -> Iterator[Attempt]:
     import transformers
 
     model_class: Any = getattr(transformers, class_name)
-    usual, why = model_class.config_class(), None
+    usual = model_class.config_class()
     given = {name: value for name, value in _SMALL.items() if hasattr(usual, name) and _replaces(usual, name)}
     for is_tried in _FEWER:
-        try:
-            config = model_class.config_class(**{name: value for name, value in given.items() if is_tried(name)})
-            if config.is_encoder_decoder and not hasattr(config, "decoder_start_token_id"):
-                config.decoder_start_token_id = 1
-            with torch.device("meta"):
-                size = sum(parameter.numel() for parameter in model_class(config).parameters())
-            if size > _MOST_PARAMETERS:
-                raise MemoryError(f"{size:,} parameters")
-            batch = _TASKS[task].batch(config, model_class(config))
-            build = functools.partial(_built, task, functools.partial(model_class, config), batch)
-            _require_that_it_runs(build)
-        except Exception as error:
-            why = why or error
-        else:
-            return build
-    assert why is not None
-    raise why
+        settings = {name: value for name, value in given.items() if is_tried(name)}
+        yield functools.partial(_configured, task, model_class, settings)
+
+
+def _configured(task: str, model_class: Any, settings: Mapping[str, Any]) -> StepBuilder:
+    config = model_class.config_class(**settings)
+    if config.is_encoder_decoder and not hasattr(config, "decoder_start_token_id"):
+        config.decoder_start_token_id = 1
+    make = functools.partial(model_class, config)
+    require_few_parameters(make)
+    return functools.partial(_built, task, make, _TASKS[task].batch(config, model_class(config)))
 
 
 def _built(task: str, make: Made, batch: Batch, device: str) -> Step:
@@ -250,87 +221,8 @@ def _built(task: str, make: Made, batch: Batch, device: str) -> Step:
     return _TASKS[task].step(make, batch, device)
 
 
-def _require_that_it_runs(build: StepBuilder) -> None:
-    """Run a step on the GPU, or else simulate it: on a CPU it may take more memory than there is."""
-    if torch.cuda.is_available():
-        build("cuda")()
-        return
-    with contextlib.suppress(MeasurementError):  # the row says that it is refused
-        memfix.peak(build)
-
-
 def _replaces(config: Any, name: str) -> bool:
     return isinstance(getattr(config, name), int) or name.endswith("token_id")
 
 
-class _Late(BaseException):
-    """Passes through code that catches every exception."""
-
-
-@contextlib.contextmanager
-def _in_time() -> Iterator[None]:
-    """Raise ``_Late`` inside after ``_SECONDS``."""
-
-    def late(*_: object) -> None:
-        raise _Late(f"it takes longer than {_SECONDS} s")
-
-    signal.signal(signal.SIGALRM, late)
-    signal.alarm(_SECONDS)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-
-
-def row_of(task: str, class_name: str) -> Row:
-    """Return the predicted peak of an architecture's step, and on a GPU the measured one."""
-    row: Row = {"task": task, "class": class_name}
-    warnings.simplefilter("ignore")
-    try:
-        with _in_time():
-            build = _configured(task, class_name)
-    except _Late as late:
-        return row | {"left_out": str(late)}
-    except Exception as error:  # an architecture may raise anything
-        return row | {"left_out": " ".join(f"{type(error).__name__}: {error}".split())[:200]}
-    try:
-        with _in_time():
-            return row | measured(build)
-    except _Late as late:
-        return row | {"error": str(late)}
-
-
-# ---------------------------------------------------------------- all of them
-@click.command()
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the figures there.")
-@click.option("--only", default="*", help="Only architectures whose names match, such as '*: llama*'.")
-@click.option("--workers", type=click.IntRange(1), help="Processes at a time.  [default: one a core]")
-def main(json_path: Path | None, only: str, workers: int | None) -> None:
-    if (reason := not_installed(("transformers",))) is not None:
-        raise click.UsageError(reason)
-    every = _architectures()
-    chosen = [name for name in every if fnmatch.fnmatchcase(name, only)]
-    if not chosen:
-        raise click.UsageError(
-            f"--only {only!r} matches none of {len(every)} architectures, such as {next(iter(every))!r}"
-        )
-    rows: dict[str, Row] = {}
-    for name, row in zip(chosen, _rows(every, chosen, workers or os.cpu_count() or 1), strict=True):
-        rows[name] = row
-        click.echo(f"{name}: " + (f"left out: {row['left_out']}" if "left_out" in row else in_words(row)))
-    if json_path is not None:
-        before = kept_rows(json_path if json_path.exists() else None)["workloads"]  # rows that were not chosen stay
-        rows = {name: rows.get(name, before.get(name)) for name in every if name in rows or name in before}
-        write_rows(json_path, rows, {"measured_on": {"transformers": installed_version("transformers")}})
-
-
-def _rows(every: Mapping[str, tuple[str, str]], chosen: list[str], workers: int) -> Iterator[Row]:
-    os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    with ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), initializer=start_worker, initargs=(workers,)
-    ) as pool:
-        yield from pool.map(row_of, *zip(*(every[name] for name in chosen), strict=True))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+PACKAGE = Package("transformers", _architectures, _attempts, runs_on_cpu=False)
