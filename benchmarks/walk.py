@@ -151,10 +151,9 @@ class Walk:
 
 def at_smallest_cases() -> str:
     """Return a regular expression for every form's benchmarks at its op's smallest case: a third of all benchmarks."""
-    from memfix.gate.timing.timing_plan import smallest_case
     from memfix.laws import NAIVE
 
-    return _classes_of(lambda contract: ((form, smallest_case(contract).name) for form in (NAIVE, *contract.forms)))
+    return _classes_of(lambda contract: ((form, contract.smallest_case.name) for form in (NAIVE, *contract.forms)))
 
 
 def of_fixes() -> str:
