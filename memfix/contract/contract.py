@@ -123,6 +123,11 @@ class Contract:
         accepted = keywords_of(self.function(form), len(self.inputs))
         return {key: value for key, value in case.settings.items() if key in accepted}
 
+    def defaults(self, form: str) -> dict[str, Any]:
+        """Return the defaults of the keywords that ``form`` takes after its tensors."""
+        after_tensors = parameters_of(self.function(form))[len(self.inputs) :]
+        return {each.name: each.default for each in after_tensors if each.default is not each.empty}
+
     def shape_dims(self) -> list[str]:
         """Dims that are an axis of an input, in order; the rest are options such as chunk sizes."""
         axes = {dim for spec in self.inputs for dim in spec.dims}
