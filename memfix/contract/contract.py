@@ -285,7 +285,8 @@ _RESERVED = {
 def _faults_of_inputs(contract: Contract) -> Iterator[str]:
     for spec in contract.inputs:
         for dim in sorted(spec.dims - contract.dims.keys()):
-            yield f"input {spec.name!r} uses {dim!r}, which is no dim{did_you_mean(dim, contract.dims)}"
+            ways = "; an axis is a dim, a number, 'S+1' or '2*S'" if not dim.isidentifier() else ""
+            yield f"input {spec.name!r} uses {dim!r}, which is no dim{ways or did_you_mean(dim, contract.dims)}"
         often = spec.sometimes
         if isinstance(often, str) and often not in contract.choices:
             nearest = did_you_mean(often, contract.choices)
@@ -319,7 +320,8 @@ def _faults_of_budget(contract: Contract, budget: Budget) -> Iterator[str]:
     if budget.formula is not None:
         known = [*contract.dims, *contract.switches(), "e"]
         for unknown in sorted(budget.formula.names - {*known}):
-            nearest = did_you_mean(unknown, known)
+            is_choice = unknown in contract.choices
+            nearest = "; choices count where they are on or off" if is_choice else did_you_mean(unknown, known)
             yield f"unknown name {unknown!r} in the budget formula {budget.formula.text!r}{nearest}"
     if budget.reference not in (None, NAIVE):
         yield from _unless_known("times_below names the form", str(budget.reference), contract.forms)
