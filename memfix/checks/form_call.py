@@ -108,13 +108,14 @@ class FormCall:
 
     def before(self) -> FormCall:
         """The call that runs before one that comes second: every other time with the next value of each choice, so that
-        a cache that ignores a choice, or knows a number by its id, is wrong."""
-        case = self.draw.case
-        if self.draw.seed // 8 % 2 == 0:
-            return self
-        values = self.contract.choices
-        others = {name: several[several.index(case.choices[name]) - 1] for name, several in values.items()}
-        return replace(self, draw=replace(self.draw, case=replace(case, choices=others)))
+        a cache that ignores a choice, or knows a number by its id, is wrong; and every other time in inference mode, so
+        that a table that it makes cannot be saved for backward."""
+        draw, values = self.draw, self.contract.choices
+        case, choices = draw.case, dict(draw.case.choices)
+        if draw.seed // 8 % 2:
+            choices = {name: several[several.index(choices[name]) - 1] for name, several in values.items()}
+        mode = "inference" if draw.mode == "plain" and draw.seed // 16 % 2 else draw.mode
+        return replace(self, draw=replace(draw, case=replace(case, choices=choices), mode=mode))
 
     @property
     def takes_leaves(self) -> bool:

@@ -253,6 +253,10 @@ def test_a_table_from_inference_mode_must_serve_training() -> None:
     compare_once(made, "form", draw)
     with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
         compare_once(made, "form", replace(draw, mode="plain"))
+    tables.clear()
+    status, text = found(made, "float32")
+    assert status == "fail"
+    assert "Inference tensors cannot be saved for backward" in text
 
 
 def test_a_form_must_not_write_into_its_input_without_a_graph() -> None:
