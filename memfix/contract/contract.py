@@ -124,8 +124,12 @@ class Contract:
         return {key: value for key, value in case.settings.items() if key in accepted}
 
     def defaults(self, form: str) -> dict[str, Any]:
-        """Return the defaults of the keywords that ``form`` takes after its tensors."""
-        after_tensors = parameters_of(self.function(form))[len(self.inputs) :]
+        """Return the defaults of the keywords that ``form`` takes after its tensors; none for a wrapper, whose own code
+        may need keywords for which the signature of the wrapped function has defaults."""
+        function = self.function(form)
+        if hasattr(function, "__wrapped__"):
+            return {}
+        after_tensors = parameters_of(function)[len(self.inputs) :]
         return {each.name: each.default for each in after_tensors if each.default is not each.empty}
 
     def shape_dims(self) -> list[str]:
