@@ -10,10 +10,10 @@ from .errors import ContractError, did_you_mean
 from .formula import Formula
 from .units import format_bytes, is_size, parse_bytes
 
-Phase = Literal["forward", "train", "held", "saved", "kept"]
+Phase = Literal["forward", "train", "held", "saved", "results", "kept"]
 PHASES: tuple[Phase, ...] = ("forward", "train", "held")
-"""The phases that a step runs. ``saved`` are inputs that stay alive for backward after the caller has dropped them, and
-``kept`` is what a first call leaves behind for good."""
+"""The phases that a step runs. ``saved`` and ``results`` are the inputs and the results that stay alive for backward
+after the caller has dropped them, and ``kept`` is what a first call leaves behind for good."""
 
 NAIVE = "naive"
 
@@ -84,7 +84,7 @@ class Budget:
             raise ContractError(
                 f"budget of {self.form!r}: give exactly one of bytes, times_below_naive, times_below; got {len(given)}"
             )
-        _require_phase(self.form, self.phase, (*PHASES, "saved", "kept"))
+        _require_phase(self.form, self.phase, (*PHASES, "saved", "results", "kept"))
         if self.times_below is not None and len(self.times_below) != 1:
             raise ContractError(
                 f"budget of {self.form!r}: times_below names one other form, got {dict(self.times_below)}"

@@ -420,7 +420,7 @@ def test_a_contract_whose_name_is_no_word_is_refused(name: str) -> None:
         ),
         (
             {"budgets": [Budget("chunked", bytes="N*mode")]},
-            "scale: unknown name 'mode' in the budget formula 'N*mode'; known: D, N, e, rows",
+            "scale: unknown name 'mode' in the budget formula 'N*mode'; choices count where they are on or off",
         ),
         (
             {"budgets": [Budget("chunked", bytes="N*D*row")]},

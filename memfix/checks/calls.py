@@ -9,7 +9,7 @@ from typing import Literal
 
 from ..contract import Contract
 from .draws import Drawn, drawn, equality_draws, in_mode, name_of_draws, spoiled, usual, usual_draws
-from .inputs import AUTOCASTS
+from .inputs import AUTOCASTS, WITHOUT_GRAPH
 from .kernel_calls import calls_for_kernels
 from .long_calls import long_calls
 
@@ -76,7 +76,8 @@ def _special_calls(contract: Contract, dtype: str, made: Sequence[Drawn]) -> Ite
     dtypes, has_gradients = contract.dtypes, any(spec.grad for spec in contract.inputs)
     few, some, more = (made[1 : 1 + len(made) // part] or made[:1] for part in (10, 6, 3))
     if has_gradients:
-        yield from (in_mode(call, contract, "no_grad") for call in few)
+        start = dtypes.index(dtype) if dtype in dtypes else 0
+        yield from (in_mode(call, contract, WITHOUT_GRAPH[number % 2]) for number, call in enumerate(few, start))
     if dtype == dtypes[-1]:
         floating = [spec for spec in contract.inputs if spec.is_floating]
         yield from (call for spec in floating for call in spoiled(made[0], contract, spec))

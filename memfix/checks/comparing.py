@@ -17,6 +17,7 @@ _ENOUGH_FOR_AN_AVERAGE = 16
 _TERMS_BELOW_NORMAL = 64
 _ROUNDINGS_OF_A_WIDE_SUM = 64
 _ULPS_AROUND_ZERO = 64
+_NUM_DECISIONS = 8  # each of two equal scores is then the larger one in all but one of 128 cases
 _ROUNDINGS_WHERE_NAIVE_OVERFLOWS = 32  # naive gives no error of its own to compare with there
 
 
@@ -53,14 +54,17 @@ class Reference:
     """Naive's answer in the working dtype: its error is what rounding alone costs."""
     truth: Answer
     """Naive's answer in float64."""
-    make_nearby: Callable[[], Sequence[Answer]]
-    """Makes float64 answers to inputs with the errors that sums may have. Called only if a form fails without them."""
+    make_nearby: Callable[[float, int], Sequence[Answer]]
+    """Makes so many float64 answers to inputs with this relative error. Called only if a form fails without them."""
     nudge: float
-    """The relative error of those inputs."""
+    """The relative error that sums may have."""
     scale: float = 1.0
     """The size of the largest input, or 1."""
     make_others: Callable[[], Sequence[Reference]] = tuple
     """Makes references at other values of the same shape. Called only if a form fails without them."""
+    make_largest: Callable[[], Sequence[Answer]] = tuple
+    """Makes two float64 answers with numbers above all others in place of NaNs, as ``sort`` and ``topk`` place a NaN.
+    Called only if a form hides a NaN."""
 
     @functools.cached_property
     def expected(self) -> dict[str, _Expected | None]:
@@ -75,7 +79,7 @@ class Reference:
         """Return how far the truth moves if the inputs have the relative error ``share``."""
         expected = self.expected[name]
         assert expected is not None
-        moved = [near for answer in self._nearby if (near := answer.tensors[name]) is not None]
+        moved = [near for answer in self.nearby if (near := answer.tensors[name]) is not None]
         moved_by_nudge = max(_picked(near - expected.true, expected.finite).abs().max().item() for near in moved)
         return moved_by_nudge * share / self.nudge if self.nudge else 0.0
 
@@ -92,8 +96,9 @@ class Reference:
         return self.make_others()
 
     @functools.cached_property
-    def _nearby(self) -> Sequence[Answer]:
-        return self.make_nearby()
+    def nearby(self) -> Sequence[Answer]:
+        """Float64 answers to inputs with the errors that sums may have."""
+        return self.make_nearby(self.nudge, 2)
 
 
 class _Expected:
@@ -101,11 +106,14 @@ class _Expected:
 
     own_error = magnitude = own_average = size = num_that_matter = 0.0
     """``size`` is the average magnitude."""
+    finite: torch.Tensor | None
 
     def __init__(self, true: torch.Tensor, rounded: torch.Tensor) -> None:
-        self.true, self.rounded = true, rounded
+        self.true, self.rounded, self.finite = true, rounded, None
+        if not true.is_floating_point():
+            return
         where = rounded.isfinite() & true.isfinite()
-        self.finite = None if bool(where.all()) else where  # None where every element is finite
+        self.finite = None if bool(where.all()) else where  # None if every element is finite
         if bool(where.any()):
             off, values = _picked(rounded - true, self.finite), _picked(true, self.finite)
             self.own_error, self.magnitude = off.abs().max().item(), values.abs().max().item()
@@ -147,7 +155,27 @@ def compare(answer: Answer, reference: Reference, tolerance: Tolerance, dtype: t
             raise Unequal(f"gives no {name}{refuse if name.startswith('second derivative') else ''}")
         if got.shape != expected.true.shape:
             raise Unequal(f"{name} has shape {list(got.shape)}, naive's {list(expected.true.shape)}")
-        _compare_named(name, got.double(), reference, tolerance, dtype)
+        if expected.true.is_floating_point():
+            _compare_named(name, got.double(), reference, tolerance, dtype)
+        else:
+            _compare_decided(name, got, reference, dtype)
+
+
+def _compare_decided(name: str, got: torch.Tensor, reference: Reference, dtype: torch.dtype) -> None:
+    """Compare integers and truth values, such as indices of the largest scores. Each must be as naive decides: in the
+    working dtype, in float64, or for inputs that differ by a rounding, since two scores may be equal but for that."""
+    truth, naives = reference.truth.tensors[name], reference.naive.tensors[name]
+    assert truth is not None
+    assert naives is not None
+    wrong = (got != naives) & (got != truth)
+    if bool(wrong.any()):
+        for other in reference.make_nearby(max(reference.nudge, torch.finfo(dtype).eps), _NUM_DECISIONS):
+            near = other.tensors[name]
+            assert near is not None
+            wrong &= got != near
+    if bool(wrong.any()):
+        place = tuple(int(i) for i in wrong.nonzero()[0])
+        raise Unequal(f"{name} is {got[place].item()} at {[*place]}, naive's is {naives[place].item()}")
 
 
 def _compare_named(
@@ -182,6 +210,9 @@ def require_same_nans(answer: Answer, reference: Reference) -> None:
         if expected is None or got is None:
             continue
         hidden = got.isfinite() & expected.true.isnan() & expected.rounded.isnan()
+        if bool(hidden.any()):  # a NaN may decide what is left out, and its value then does not matter there
+            one, other = (answer.tensors[name] for answer in reference.make_largest())
+            hidden &= torch.as_tensor(one != other)
         if bool(hidden.any()):
             place = [int(i) for i in hidden.nonzero()[0]]
             raise Unequal(f"hides a NaN of its input: {name} is {got[tuple(place)]:.6g} at {place}, naive's is NaN")
@@ -210,7 +241,7 @@ def _compare_tensor(
     num_smallest = 1 if dtype in _IN_16_BITS else _TERMS_BELOW_NORMAL
     slack = sums * expected.magnitude + num_smallest * info.smallest_normal * info.eps
     # a sum of terms that cancel: without this, nothing but 0 would be near enough to a truth of 0
-    absolute_ulps = max(tolerance.absolute_ulps, 0 if expected.magnitude else _ULPS_AROUND_ZERO)
+    absolute_ulps = max(tolerance.absolute_ulps, _ULPS_AROUND_ZERO if _is_zero(expected, kept, scale) else 0)
     slack += absolute_ulps * torch.finfo(torch.promote_types(kept, torch.float32)).eps * scale
     if _complaint(got, off, expected, slack, tolerance, kept) is None:
         return
@@ -218,6 +249,16 @@ def _compare_tensor(
     complaint = _complaint(got, off, expected, slack, tolerance, kept)
     if complaint is not None:
         raise Unequal(f"{name} is off by {complaint}")
+
+
+def _is_zero(expected: _Expected, dtype: torch.dtype, scale: float) -> bool:
+    """Whether the truth is 0, but for float64's own rounding: then naive has no digit of it in the working dtype."""
+    float32, float64 = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
+    if expected.magnitude > _ULPS_AROUND_ZERO * float64 * scale:
+        return False
+    # in float64 naive's error is the one of float32, scaled
+    part = min(1.0, torch.finfo(dtype).eps / float32)
+    return expected.own_error >= expected.magnitude / 2 * part
 
 
 def _complaint(

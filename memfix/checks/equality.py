@@ -160,6 +160,9 @@ def _failed(contract: Contract, form: str, draw: Draw, error: Exception, place: 
         return Finding("equality", contract.name, form, "error", f"{draw.case.dtype}: could not be compared: {fault}")
     what = str(error) if isinstance(error, Unequal) else f"raises {type(error).__name__}: {error}"
     first, *more = what.splitlines() or [""]
+    call = FormCall(contract, form, draw)
+    if call.left_to_defaults:
+        more = [f"called without {', '.join(call.left_to_defaults)}, whose values are naive's defaults", *more]
     # only a wrong answer is known of the form: one that raises is broken in a new way
     reason = contract.forms[form].known_unequal.get(draw.case.dtype)
     known = reason if isinstance(error, Unequal) else None
@@ -170,6 +173,6 @@ def _failed(contract: Contract, form: str, draw: Draw, error: Exception, place: 
         status="fail" if known is None else "pass",
         message=f"{draw.case.dtype}: {first}" + (f" (known unequal: {known})" if known else ""),
         details=(f"  {'' if reason else 'smallest '}call found: {draw.spelled()}", *(f"  {line}" for line in more[:7])),
-        reproduce=FormCall(contract, form, draw).command + (" --device cuda" if place == "cuda" else ""),
+        reproduce=call.command + (" --device cuda" if place == "cuda" else ""),
         known="not equal" if known else "",
     )

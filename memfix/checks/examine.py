@@ -77,7 +77,7 @@ def examine(
 
 
 def examine_call(
-    contract: Contract, draw: Draw, meter: Meter, *, forms: Sequence[str], device: str
+    contract: Contract, draw: Draw, meter: Meter, *, forms: Sequence[str], device: str, say: Say = silent
 ) -> Iterator[Finding]:
     """Check equality and every budget without a case at one call. No budget passes for a form that is unequal there."""
     from .drawn_budgets import measure_and_judge
@@ -86,12 +86,14 @@ def examine_call(
 
     meter = meter_of(contract, meter)
     for form in forms:
+        say(f"{contract.name}/{form}: naive and the form at this call; large sizes take minutes")
         equality = check_equality_at(contract, form, draw, place=place_of(contract, form, device))
         yield equality
         no_memory = None if equality.status == "pass" else no_memory_passes(contract, form, equality)
         judged: list[Finding] = []
         if meter.simulation is not None or no_memory is None:
             call, budgets = FormCall(contract, form, draw), contract.budgets_of(form, draw.case.name)
+            say(f"{contract.name}/{form}: memory at this call")
             judged = measure_and_judge(call, budgets, meter)
         yield from unless_unequal(no_memory, judged)
 

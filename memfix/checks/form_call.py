@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..contract import Contract, Integers
-from ..laws import Phase
+from ..laws import NAIVE, Phase
 from ..meters.base import Step
 from ..meters.stages import stage
 from .finding import Finding, Status
@@ -73,21 +73,49 @@ class FormCall:
 
     def result(self, tensors: Tensors) -> Any:
         inputs = (tensors.get(spec.name) for spec in self.contract.inputs)
+        left_out = self.left_to_defaults
+        # a number is a new object in each call, as a caller's is, so that a cache by its id is soon wrong
+        options = {
+            name: value * 1.0 if type(value) is float else value
+            for name, value in self.contract.options(self.form, self.draw.case).items()
+            if name not in left_out
+        }
         with refusing_exit():
-            return self.contract.function(self.form)(*inputs, **self.contract.options(self.form, self.draw.case))
+            return self.contract.function(self.form)(*inputs, **options)
 
     def outputs(self, tensors: Tensors) -> list[torch.Tensor]:
         """The form's result as a list, under autocast or without a graph where the draw says so."""
         device, mode = next(iter(tensors.values())).device.type, self.draw.mode
         with (
             torch.autocast(device, self.rounded_to, enabled=mode in AUTOCASTS),
-            torch.set_grad_enabled(mode != "no_grad"),
+            torch.inference_mode() if mode == "inference" else torch.set_grad_enabled(mode != "no_grad"),
         ):
             return output_tensors(self.result(tensors))
 
     @property
+    def left_to_defaults(self) -> list[str]:
+        """The choices that this call leaves out: those with naive's default, which must be the form's default too. Half
+        of the draws leave out what they can."""
+        if self.draw.seed % 2 == 0:
+            return []
+        own, naives = (self.contract.defaults(form) for form in (self.form, NAIVE))
+        chosen = self.draw.case.choices
+        return [name for name in chosen if name in own and name in naives and _same(chosen[name], naives[name])]
+
+    @property
     def comes_second(self) -> bool:
         return self._turn == 0
+
+    def before(self) -> FormCall:
+        """The call that runs before one that comes second: every other time with the next value of each choice, so that
+        a cache that ignores a choice, or knows a number by its id, is wrong; and every other time in inference mode, so
+        that a table that it makes cannot be saved for backward."""
+        draw, values = self.draw, self.contract.choices
+        case, choices = draw.case, dict(draw.case.choices)
+        if draw.seed // 8 % 2:
+            choices = {name: several[several.index(choices[name]) - 1] for name, several in values.items()}
+        mode = "inference" if draw.mode == "plain" and draw.seed // 16 % 2 else draw.mode
+        return replace(self, draw=replace(draw, case=replace(case, choices=choices), mode=mode))
 
     @property
     def takes_leaves(self) -> bool:
@@ -107,6 +135,10 @@ class FormCall:
         """The dtype whose roundings a form may make."""
         dtype: torch.dtype = getattr(torch, AUTOCASTS.get(self.draw.mode, self.draw.case.dtype))
         return dtype
+
+
+def _same(one: object, other: object) -> bool:
+    return one is other or (type(one) is type(other) and isinstance(one, (bool, int, float, str)) and one == other)
 
 
 def phases_of(contract: Contract) -> tuple[Phase, ...]:

@@ -119,7 +119,14 @@ def upstream_gradients(outputs: Sequence[torch.Tensor], draw: Draw, number: int)
     return [gradient if place == used else None for place, gradient in enumerate(gradients)]
 
 
+def real_view(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a complex tensor's real and imaginary parts along one more axis, and any other tensor as it is."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
 def _gradient(output: torch.Tensor, draw: Draw, seed: int) -> torch.Tensor:
+    if output.is_complex():
+        return torch.view_as_complex(_gradient(real_view(output.detach()), draw, seed).contiguous())
     generator = torch.Generator(output.device).manual_seed(seed)
     shape = () if draw.upstream == "expanded" else output.shape
     values = torch.randn(shape, generator=generator, device=output.device, dtype=torch.float32)

@@ -46,8 +46,9 @@ from ..errors import ContractError, UsageError, did_you_mean
 
 Upstream = Literal["dense", "expanded", "transposed", "masked", "partial"]
 UPSTREAMS: tuple[Upstream, ...] = ("dense", "expanded", "transposed", "masked", "partial")
-Mode = Literal["plain", "autocast", "autocast_float16", "twice", "no_grad"]
-MODES: tuple[Mode, ...] = ("plain", "autocast", "autocast_float16", "twice", "no_grad")
+Mode = Literal["plain", "autocast", "autocast_float16", "twice", "no_grad", "inference"]
+MODES: tuple[Mode, ...] = ("plain", "autocast", "autocast_float16", "twice", "no_grad", "inference")
+WITHOUT_GRAPH: tuple[Mode, ...] = ("no_grad", "inference")
 AUTOCASTS: Mapping[Mode, str] = {"autocast": "bfloat16", "autocast_float16": "float16"}
 """The dtype of each mode with autocast."""
 
@@ -77,7 +78,8 @@ class Draw:
     """Dtypes of inputs that differ from the declared ones (``TensorSpec.also_in``)."""
     mode: Mode = "plain"
     """``autocast``, ``autocast_float16``: the call is made under autocast to bfloat16, or to float16. ``twice``: its
-    gradients are differentiated again. ``no_grad``: it is made without a graph, as in evaluation."""
+    gradients are differentiated again. ``no_grad``, ``inference``: it is made without a graph, as in evaluation, by
+    ``torch.no_grad`` or ``torch.inference_mode``."""
 
     @property
     def is_extreme(self) -> bool:

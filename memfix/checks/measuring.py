@@ -13,7 +13,7 @@ from ..laws import Phase
 from ..meters import get_meter
 from ..meters.base import Meter, Reading, Simulation, Step
 from ..meters.timeline import Allocation, Timeline, rounded
-from .form_call import FormCall, StepsOf
+from .form_call import FormCall, StepsOf, output_tensors
 from .inputs import Draw
 
 _IN_TURN: tuple[Phase, ...] = ("forward", "held", "train")
@@ -51,11 +51,11 @@ def measure_case(call: FormCall, meter: Meter) -> tuple[dict[Phase, Reading], di
 def phases_beside(phases: Sequence[Phase]) -> list[Phase]:
     """Return the phases that are read along with ``phases``, without a step of their own. Callers drop those of 0
     bytes."""
-    return ["saved", "kept"] if "train" in phases else ["kept"]
+    return ["saved", "results", "kept"] if "train" in phases else ["kept"]
 
 
 def measure_phases(call: FormCall, phases: Collection[Phase], meter: Meter) -> dict[Phase, Reading]:
-    """Return a reading for each of ``phases``, which may include ``saved`` and ``kept``.
+    """Return a reading for each of ``phases``, which may include ``saved``, ``results`` and ``kept``.
 
     The simulated meter runs the phases one after the other on the same inputs, without warm-ups, if the form needs none
     and leaks nothing.
@@ -74,7 +74,9 @@ def measure_phases(call: FormCall, phases: Collection[Phase], meter: Meter) -> d
         # of equal readings max takes the first: this simulation made it, so its line is known
         readings["kept"] = max(of_kept, key=lambda reading: reading.peak_bytes)
     if "saved" in phases:
-        readings["saved"] = _saved_reading(call, like=next(iter(readings.values())))
+        readings["saved"] = _reading_of(_saved_inputs(call), like=next(iter(readings.values())))
+    if "results" in phases:
+        readings["results"] = _reading_of(_saved_results(call), like=next(iter(readings.values())))
     return readings
 
 
@@ -163,18 +165,12 @@ def _held_in(train: Reading, until_held: Timeline, forward: Reading | None) -> R
     )
 
 
-# ---------------------------------------------------------------- inputs that a form keeps for backward
-# A saved input costs nothing in a check, whose caller keeps it too. In a model it is an activation that nothing else
-# needs, and saving it doubles what a layer holds. So a small call drops its inputs after the forward: those whose
-# memory is then still in use were saved.
-def _saved_reading(call: FormCall, like: Reading) -> Reading:
-    """Return a reading of the saved inputs. Meter, device and everything else are those of ``like``."""
-    case, saved = call.draw.case, _saved_inputs(call)
-    rows = []
-    for spec in call.contract.inputs:
-        if spec.name in saved:
-            size = math.prod(spec.size(case.dims)) * getattr(torch, spec.dtype_at(case)).itemsize
-            rows.append(Allocation(size, f"input {spec.name}", place=""))
+# ---------------------------------------------------------------- inputs and results that a form keeps for backward
+# They cost nothing in a check, whose caller keeps them too. In a model they are activations that nothing else may need,
+# and saving them doubles what a layer holds. So a small call drops its inputs after the forward, and then its results:
+# those whose memory is then still in use were saved.
+def _reading_of(rows: Sequence[Allocation], like: Reading) -> Reading:
+    """Return a reading of these saved tensors. Meter, device and everything else are those of ``like``."""
     total = sum(row.bytes for row in rows)
     return replace(
         like, peak_bytes=total, held_bytes=total, leaked_bytes=0, cyclic_bytes=0, allocated_bytes=total,
@@ -182,12 +178,35 @@ def _saved_reading(call: FormCall, like: Reading) -> Reading:
     )  # fmt: skip
 
 
-_SAVED: dict[tuple[object, ...], list[str]] = {}
+def _saved_inputs(call: FormCall) -> list[Allocation]:
+    case, saved = call.draw.case, _saved(call)
+    sizes = {
+        spec.name: math.prod(spec.size(case.dims)) * getattr(torch, spec.dtype_at(case)).itemsize
+        for spec in call.contract.inputs
+    }
+    return [Allocation(size, f"input {name}", place="") for name, size in sizes.items() if name in saved]
 
 
-def _saved_inputs(call: FormCall) -> list[str]:
-    """Return the inputs whose memory is in use after the forward, when the caller has dropped them. Cached: most cases
-    of a form become the same call when they are shortened."""
+def _saved_results(call: FormCall) -> list[Allocation]:
+    numbers = [number for number in _saved(call) if isinstance(number, int)]
+    if not numbers:
+        return []
+    sizes: list[int] = []
+
+    def build(device: str) -> Step:
+        tensors = call.inputs(device, values=False)
+        return lambda: sizes.extend(output.nbytes for output in output_tensors(call.result(tensors)))
+
+    get_meter("simulated").measure(build, warmup=0)
+    return [Allocation(sizes[number], f"result {number}", place="") for number in numbers]
+
+
+_SAVED: dict[tuple[object, ...], list[str | int]] = {}
+
+
+def _saved(call: FormCall) -> list[str | int]:
+    """Return the names of the inputs and the numbers of the results whose memory is in use when the caller has dropped
+    them. Cached: most cases of a form become the same call when they are shortened."""
     small = _shortened(call)
     contract = call.contract
     key = (contract.name, contract.function(call.form), tuple(contract.inputs), small.draw.spelled())
@@ -196,8 +215,8 @@ def _saved_inputs(call: FormCall) -> list[str]:
     return _SAVED[key]
 
 
-def _measure_saved(small: FormCall) -> list[str]:
-    found: list[str] = []
+def _measure_saved(small: FormCall) -> list[str | int]:
+    found: list[str | int] = []
 
     def build(device: str) -> Step:
         leaves = small.inputs(device, values=False)
@@ -207,15 +226,27 @@ def _measure_saved(small: FormCall) -> list[str]:
             tensors = {name: leaf * 1 if leaf.requires_grad else leaf for name, leaf in leaves.items()}
             leaves.clear()
             storages = {name: tensor.untyped_storage() for name, tensor in tensors.items()}
-            result = small.result(tensors)
+            outputs = output_tensors(small.result(tensors))
             tensors.clear()
-            found.extend(name for name, storage in storages.items() if torch._C._storage_Use_Count(storage._cdata) > 1)
-            return result
+            found.extend(name for name, storage in storages.items() if _is_in_use(storage))
+            known = {storage._cdata for storage in storages.values()}
+            results = [output.untyped_storage() for output in outputs]
+            graph = [output.grad_fn for output in outputs]
+            outputs.clear()
+            found.extend(
+                number for number, storage in enumerate(results) if _is_in_use(storage) and storage._cdata not in known
+            )
+            return graph
 
         return step
 
     get_meter("simulated").measure(build, warmup=0)
     return found
+
+
+def _is_in_use(storage: torch.UntypedStorage) -> bool:
+    """Whether anything but the given object uses the storage."""
+    return torch._C._storage_Use_Count(storage._cdata) > 1
 
 
 def _shortened(call: FormCall) -> FormCall:

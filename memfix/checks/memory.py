@@ -43,7 +43,7 @@ def judge_budget(call: FormCall, budget: Budget, readings: Readings) -> Finding:
     reading = readings[budget.form, budget.phase]
     used, limit = bytes_of(reading, budget.phase), limit_of(call, budget, readings)
     within = used < limit + reading.granularity_bytes  # the meter cannot tell smaller differences
-    name = budget.phase if budget.phase in ("held", "saved", "kept") else "peak"
+    name = budget.phase if budget.phase in ("held", "saved", "results", "kept") else "peak"
     ratio = f" ({budget.factor:g}x below {budget.reference})" if budget.reference else ""
     if within:
         outcome = " (a reported form suddenly passes)" if budget.known_broken else ""
@@ -53,7 +53,7 @@ def judge_budget(call: FormCall, budget: Budget, readings: Readings) -> Finding:
     status: Status = "pass" if within != budget.known_broken else "fail"
     return call.finding(
         "budget", status, message, budget.phase,
-        details=() if within or budget.known_broken else _explained(call, budget.phase, reading),
+        details=() if within or budget.known_broken else _explained(call, budget.phase, reading, used - limit),
         measured=Bytes(used, limit, "budget"), known="breaks its budget" if budget.known_broken and not within else "",
     )  # fmt: skip
 
@@ -98,8 +98,8 @@ def judge_kept(call: FormCall, readings: Readings) -> Finding | None:
 
 
 # ---------------------------------------------------------------- what is behind the bytes
-def _explained(call: FormCall, phase: Phase, reading: Reading) -> tuple[str, ...]:
-    return explained(with_lines(call, phase, reading), phase)
+def _explained(call: FormCall, phase: Phase, reading: Reading, excess: int | None = None) -> tuple[str, ...]:
+    return explained(with_lines(call, phase, reading), phase, excess)
 
 
 def with_lines(call: FormCall, phase: Phase, reading: Reading) -> Reading:
@@ -107,8 +107,11 @@ def with_lines(call: FormCall, phase: Phase, reading: Reading) -> Reading:
     return get_meter("host").measure(call.step(phase)) if reading.meter == "host" else reading
 
 
-def explained(reading: Reading, phase: str) -> tuple[str, ...]:
-    """Return the largest allocations behind a phase's bytes, as lines to print below a failure."""
+def explained(reading: Reading, phase: str, excess: int | None = None) -> tuple[str, ...]:
+    """Return the largest allocations behind a phase's bytes, as lines to print below a failure.
+
+    A likely cause explains no small ``excess``: it is a large part of the peak.
+    """
     if phase == "held" and reading.timeline is not None:
         timeline = reading.timeline
         reading = replace(reading, alive_at_peak=timeline.rows_at(timeline.num_events))
@@ -116,11 +119,16 @@ def explained(reading: Reading, phase: str) -> tuple[str, ...]:
         return ()
     title = _TITLES.get(phase, "alive at the peak")
     lines = (f"  {title}, largest first", *(f"  {line}" for line in reading.table_lines(6)))
-    return (*lines, f"  likely cause: {reading.hint}") if reading.hint else lines
+    is_small = excess is not None and excess < _LEAST_EXPLAINED * reading.peak_bytes
+    return (*lines, f"  likely cause: {reading.hint}") if reading.hint and not is_small else lines
+
+
+_LEAST_EXPLAINED = 0.01
 
 
 _TITLES = {
     "held": "held when the forward has ended",
     "saved": "inputs that are kept for backward",
+    "results": "results that are kept for backward",
     "kept": "kept for good",
 }

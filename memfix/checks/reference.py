@@ -55,17 +55,21 @@ def _run_naive(call: FormCall, device: str) -> Reference:
             naive = run(own)
     nudge = sum_rounding(call.contract.tolerance, call.rounded_to)
 
-    def make_nearby() -> list[Answer]:
+    def make_nearby(nudge: float, number: int) -> list[Answer]:
         with blaming_naive():
-            return [run(wide, _Nudge(nudge, seed)) for seed in (1, 2)]
+            return [run(wide, _Nudge(nudge, seed)) for seed in range(1, 1 + number)]
 
     def make_others() -> list[Reference]:
         draws = (replace(call.draw, seed=call.draw.seed + 4 * number) for number in (1, 2, 3))  # in the same turn
         return [_run_naive(replace(call, draw=draw), device) for draw in draws]
 
+    def make_largest() -> list[Answer]:
+        with blaming_naive():
+            return [run(each) for each in _with_largest(call, own)]
+
     finite = [t.detach()[t.isfinite()] for t in wide.values() if t.is_floating_point()]
     scale = max([1.0, *(t.abs().max().item() for t in finite if t.numel())])
-    return Reference(inputs, naive, truth, make_nearby, nudge, scale, make_others)
+    return Reference(inputs, naive, truth, make_nearby, nudge, scale, make_others, make_largest)
 
 
 @dataclass(frozen=True)
@@ -95,14 +99,32 @@ def _where_it_counts(call: FormCall, run: Callable[[Tensors], Answer], is_nan: t
 
     Naive also gives NaN for a NaN times a weight of zero; a form that skips masked elements need not.
     """
-    name = call.draw.spoiled
-    assert name is not None
     whole = in_dtype(replace(call, draw=replace(call.draw, spoiled=None)).inputs(str(is_nan.device)), torch.float64)
-    half = whole[name].detach() * torch.where(is_nan, 0.5, 1.0)
-    halved = {**whole, name: half.requires_grad_(whole[name].requires_grad)}
+    halved = _changed(call, whole, lambda values: values * torch.where(is_nan, 0.5, 1.0))
     one, other = run(whole).tensors, run(halved).tensors
     counts = {key: torch.as_tensor(one[key] != other[key]) for key in truth.tensors}
     return Answer({key: t if t is None else t.where(counts[key], 0) for key, t in truth.tensors.items()}, truth.dtypes)
+
+
+def _with_largest(call: FormCall, spoiled: Tensors) -> Iterator[Tensors]:
+    """Yield the inputs in float64 twice, each time with another number above all others in place of the NaNs."""
+    wide = in_dtype(spoiled, torch.float64)
+    for above in (0.5, 1.0):
+
+        def largest(values: torch.Tensor, above: float = above) -> torch.Tensor:
+            finite = values[values.isfinite()]
+            return values.nan_to_num(nan=above + (finite.max().item() if finite.numel() else 0.0))
+
+        yield _changed(call, wide, largest)
+
+
+def _changed(
+    call: FormCall, tensors: Tensors, change: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return ``tensors`` with the spoiled one changed."""
+    name = call.draw.spoiled
+    assert name is not None
+    return {**tensors, name: change(tensors[name].detach()).requires_grad_(tensors[name].requires_grad)}
 
 
 def _off_as_in_float32(run: Callable[[Tensors], Answer], inputs: Tensors, truth: Answer) -> Answer:

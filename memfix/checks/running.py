@@ -17,8 +17,8 @@ from ..contract import Contract
 from ..cuda_kernels.emulated import emulated
 from .comparing import Answer, Unequal, same_bits
 from .form_call import FormCall, Tensors
-from .gradients import Gradients, gradients_of
-from .inputs import Draw
+from .gradients import Gradients, gradients_of, real_view
+from .inputs import WITHOUT_GRAPH, Draw
 from .lowered import lowered_constants
 from .poison import poisoned_memory
 from .saved import require_saved, share_memory
@@ -30,9 +30,10 @@ def run_form(call: FormCall, inputs: Tensors, device: str) -> Answer:
     form raises."""
     lowered = lowered_constants(call.contract, call.form) if device == "cpu" else contextlib.nullcontext()
     with poisoned_memory(device), lowered, emulated():
-        tensors = copies_of(call.inputs(device, other=True) if call.comes_second else inputs)
+        before = call.before()
+        tensors = copies_of(before.inputs(device, other=True) if call.comes_second else inputs)
         if call.comes_second:
-            evaluate(call, tensors)
+            evaluate(before, tensors)
             with torch.no_grad():
                 for name, tensor in tensors.items():
                     tensor.copy_(inputs[name])
@@ -75,11 +76,11 @@ def evaluate(call: FormCall, tensors: Tensors, nudge: Callable[[torch.Tensor], t
         passed = tensors if call.takes_leaves else {name: t.view_as(t) for name, t in tensors.items()}
         outputs = call.outputs(passed)
         named = {f"output {i}" if len(outputs) > 1 else "output": output for i, output in enumerate(outputs)}
-        found: Gradients = {name: output.detach().clone() for name, output in named.items()}
+        found: Gradients = {name: real_view(output.detach()).clone() for name, output in named.items()}
         titled = {**{f"input {name}": tensor for name, tensor in passed.items()}, **named}
         pairs = itertools.combinations(titled, 2)
         views = frozenset((b, a) for a, b in pairs if b in named and share_memory(titled[a], titled[b]))
-        if wanted and call.draw.mode != "no_grad":
+        if wanted and call.draw.mode not in WITHOUT_GRAPH:
             require_saved(call, named, passed)
             found |= gradients_of(call, outputs, wanted, nudge or (lambda gradient: gradient))
     return Answer(found, tuple(output.dtype for output in outputs), frozenset(changes), views)

@@ -1,4 +1,4 @@
-"""Small calls that differ in one option each: another value of a choice, an optional input, a frozen input.
+"""Small calls that differ in one option each: a choice, an optional input, a frozen input, a dtype that no case has.
 
 A budget holds for all options, so it is generous for most, and what is wasted under one option alone may stay below
 it. The lock has the exact bytes of every variant.
@@ -34,6 +34,8 @@ def _variants(contract: Contract) -> Iterator[tuple[str, Draw]]:
         for value in values:
             if value != case.choices[name] and isinstance(value, _Plain):
                 yield f"{name}={value}", _with(plain, choices={**case.choices, name: value})
+    measured = {"float64", *(other.dtype for other in contract.cases.values())}
+    yield from ((f"dtype={name}", _with(plain, dtype=name)) for name in contract.dtypes if name not in measured)
     for name in (spec.name for spec in contract.inputs if spec.optional):
         if name in case.present:
             yield f"absent={name}", _with(plain, present=tuple(other for other in case.present if other != name))

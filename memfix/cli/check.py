@@ -63,7 +63,7 @@ def check(
             forms = [form for form in contract.forms if form_name in (None, form)]
             if at is not None:
                 draw = Draw.parsed(contract, at)
-                made = list(examine_call(contract, draw, used_meter, forms=forms, device=device))
+                made = list(examine_call(contract, draw, used_meter, forms=forms, device=device, say=say))
             else:
                 made = list(examine(contract, used_meter, effort, say, forms=forms, device=device).findings)
                 timed = [law for law in contract.speed if speed and law.form in forms and law.device == device]

@@ -123,6 +123,15 @@ class Contract:
         accepted = keywords_of(self.function(form), len(self.inputs))
         return {key: value for key, value in case.settings.items() if key in accepted}
 
+    def defaults(self, form: str) -> dict[str, Any]:
+        """Return the defaults of the keywords that ``form`` takes after its tensors; none for a wrapper, whose own code
+        may need keywords for which the signature of the wrapped function has defaults."""
+        function = self.function(form)
+        if hasattr(function, "__wrapped__"):
+            return {}
+        after_tensors = parameters_of(function)[len(self.inputs) :]
+        return {each.name: each.default for each in after_tensors if each.default is not each.empty}
+
     def shape_dims(self) -> list[str]:
         """Dims that are an axis of an input, in order; the rest are options such as chunk sizes."""
         axes = {dim for spec in self.inputs for dim in spec.dims}
@@ -280,7 +289,8 @@ _RESERVED = {
 def _faults_of_inputs(contract: Contract) -> Iterator[str]:
     for spec in contract.inputs:
         for dim in sorted(spec.dims - contract.dims.keys()):
-            yield f"input {spec.name!r} uses {dim!r}, which is no dim{did_you_mean(dim, contract.dims)}"
+            ways = "; an axis is a dim, a number, 'S+1' or '2*S'" if not dim.isidentifier() else ""
+            yield f"input {spec.name!r} uses {dim!r}, which is no dim{ways or did_you_mean(dim, contract.dims)}"
         often = spec.sometimes
         if isinstance(often, str) and often not in contract.choices:
             nearest = did_you_mean(often, contract.choices)
@@ -314,7 +324,8 @@ def _faults_of_budget(contract: Contract, budget: Budget) -> Iterator[str]:
     if budget.formula is not None:
         known = [*contract.dims, *contract.switches(), "e"]
         for unknown in sorted(budget.formula.names - {*known}):
-            nearest = did_you_mean(unknown, known)
+            is_choice = unknown in contract.choices
+            nearest = "; choices count where they are on or off" if is_choice else did_you_mean(unknown, known)
             yield f"unknown name {unknown!r} in the budget formula {budget.formula.text!r}{nearest}"
     if budget.reference not in (None, NAIVE):
         yield from _unless_known("times_below names the form", str(budget.reference), contract.forms)

@@ -166,7 +166,8 @@ def judge_entry(
             f"+{used - locked:,} ({format_change(used, locked)}), meter {reading.meter}"
         )
         grown = _what_grew(reading, alive_then)
-        details = (*(f"  {change}" for change in grown), *explained(reading, key[3]), f"  {_how_to_accept(accept)}")
+        alive = explained(reading, key[3], used - locked)
+        details = (*(f"  {change}" for change in grown), *alive, f"  {_how_to_accept(accept)}")
         source = _first_line([*(change.now for change in grown if change.now), *reading.alive_at_peak])
         return _lock_finding(key, "fail", message, measured, details, source)
     if used < locked:

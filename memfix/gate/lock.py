@@ -19,7 +19,7 @@ Key = tuple[str, str, str, str]
 HEADER = (
     "# memfix lock 1: requested bytes above the inputs, meter simulated, GPU H200. Change it with memfix gate --update."
 )
-_PHASES = ("forward", "held", "saved", "train", "kept")
+_PHASES = ("forward", "held", "saved", "results", "train", "kept")
 """The order of the entries of one case."""
 _CONFLICT = ("<<<<<<<", "=======", ">>>>>>>", "|||||||")
 _LINE = re.compile(rf"(\w+)/(\w+) \[([\w-]+(?:=.+)?), ({'|'.join(_PHASES)})\] (0|[1-9][0-9]*) bytes")

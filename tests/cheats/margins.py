@@ -3,8 +3,8 @@
     python -m tests.cheats.margins [--json PATH] [--jobs NUMBER]
 
 A place is one measurement or call of ``memfix gate`` in its profile ``ci``: for equality a drawn call in one dtype, for
-budgets and leaks a case in one phase or a drawn shape, for kept memory a case, for the lock a variant of the smallest
-case, for scaling a law, for bad inputs a call that must be refused.
+budgets and leaks a case in one phase or a drawn shape, for kept memory a case, for the lock a case or a variant, for
+scaling a law, for bad inputs a call that must be refused.
 The incident is left out: much smaller cases must catch every cheat. Bytes are exact, so one place is enough for checks
 of memory. Rounding errors differ by CPU, so equality must catch a cheat in at least ``DEMANDED["equality"]`` calls.
 """
@@ -175,12 +175,13 @@ def _kept(contract: Contract, _: ModuleType) -> Iterator[bool]:
         yield judge_kept(call, {(FORM, "kept"): reading}) is not None
 
 
-def _variants(contract: Contract, cheat: ModuleType) -> Iterator[bool]:
+def _locked(contract: Contract, cheat: ModuleType) -> Iterator[bool]:
     """Compare the bytes with those of the honest form, which are in the lock."""
-    for name in variants(contract):
+    for name in (*variants(contract), *_cases(contract)):
         call = FormCall.at_case(contract, FORM, name)
         cheats, honest = (measure_case(call.of(form), get_meter("simulated"))[0] for form in (FORM, cheat.LIKE))
-        yield any(reading.peak_bytes > honest[phase].peak_bytes for phase, reading in cheats.items())
+        locked = {phase: reading.peak_bytes for phase, reading in honest.items()}
+        yield any(reading.peak_bytes > locked.get(phase, 0) for phase, reading in cheats.items())
 
 
 def _laws_of_growth(contract: Contract, _: ModuleType) -> Iterator[bool]:
@@ -204,7 +205,7 @@ _PLACES: dict[str, Callable[[Contract, ModuleType], Iterator[bool]]] = {
     "budget": _budgets,
     "leak": _leaks,
     "kept": _kept,
-    "lock": _variants,
+    "lock": _locked,
     "scaling": _laws_of_growth,
     "bad input": _bad_inputs,
 }

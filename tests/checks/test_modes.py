@@ -12,8 +12,8 @@ from torch.autograd.function import once_differentiable
 
 from memfix import Contract, Dim, TensorSpec
 from memfix.checks.calls import drawn_calls
-from memfix.checks.equality import check_equality
-from memfix.checks.inputs import AUTOCASTS, Draw, make_inputs
+from memfix.checks.equality import check_equality, compare_once
+from memfix.checks.inputs import AUTOCASTS, WITHOUT_GRAPH, Draw, make_inputs
 from memfix.errors import ContractError, UsageError
 
 
@@ -226,7 +226,37 @@ def test_a_form_that_is_wrong_without_a_graph_fails(dtype: str) -> None:
     made = contract_of(without_a_graph(lambda x, y: product(x, 1.05 * y)))
     status, text = found(made, dtype)
     assert status == "fail"
-    assert "mode=no_grad" in text
+    assert "mode=no_grad" in text or "mode=inference" in text
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+def test_a_form_that_is_wrong_in_inference_mode_fails(dtype: str) -> None:
+    def form(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return product(x, 1.05 * y if torch.is_inference_mode_enabled() else y)
+
+    status, text = found(contract_of(form), dtype)
+    assert status == "fail"
+    assert "mode=inference" in text
+
+
+def test_a_table_from_inference_mode_must_serve_training() -> None:
+    tables: dict[tuple[object, ...], torch.Tensor] = {}
+
+    def form(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        key = (*x.shape, x.dtype)
+        if key not in tables:
+            tables[key] = torch.ones_like(x)
+        return product(x * tables[key], y)
+
+    made = contract_of(form)
+    draw = Draw.parsed(made, "T=3,D=2,dtype=float32,seed=2,mode=inference")
+    compare_once(made, "form", draw)
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+        compare_once(made, "form", replace(draw, mode="plain"))
+    tables.clear()
+    status, text = found(made, "float32")
+    assert status == "fail"
+    assert "Inference tensors cannot be saved for backward" in text
 
 
 def test_a_form_must_not_write_into_its_input_without_a_graph() -> None:
@@ -243,7 +273,7 @@ def test_every_option_meets_every_mode() -> None:
         cases={"small": {"T": 4}},
     )  # fmt: skip
     draws = [call.draw for dtype in made.dtypes for call in drawn_calls(made, dtype, 32)]
-    for modes in ({*AUTOCASTS}, {"no_grad"}, {"twice"}):
+    for modes in ({*AUTOCASTS}, {*WITHOUT_GRAPH}, {"twice"}):
         met = {(draw.case.choices["times"], draw.case.present) for draw in draws if draw.mode in modes}
         assert {times for times, _ in met} == {1, 2}
         assert {present for _, present in met} == {(), ("bias",)}

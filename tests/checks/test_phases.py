@@ -294,6 +294,32 @@ def test_an_input_of_integers_is_saved_as_any_other(keeps: bool, size: int) -> N
     assert readings["saved"].peak_bytes == size
 
 
+class _Rooted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, keeps: bool) -> torch.Tensor:
+        root = x.sqrt()
+        ctx.save_for_backward(root if keeps else x)
+        return root
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient * ctx.saved_tensors[0], None
+
+
+@pytest.mark.parametrize(("keeps", "saved", "results"), [(True, 0, 400), (False, 400, 0)])
+def test_a_result_that_is_kept_for_backward_is_a_reading_of_its_own(keeps: bool, saved: int, results: int) -> None:
+    made = contract(lambda x: _Rooted.apply(x, keeps))
+    readings = measure_phases(FormCall.at_case(made, "form", "small"), ["train", "saved", "results"], METER)
+    assert (readings["saved"].peak_bytes, readings["results"].peak_bytes) == (saved, results)
+    assert [row.what for row in readings["results"].alive_at_peak] == (["result 0"] if keeps else [])
+
+
+def test_a_result_that_is_a_view_of_a_saved_input_counts_once() -> None:
+    made = contract(lambda x: (x * x.detach()).sum() + x.view(-1))
+    readings = measure_phases(FormCall.at_case(made, "form", "small"), ["saved", "results"], METER)
+    assert (readings["saved"].peak_bytes, readings["results"].peak_bytes) == (400, 0)
+
+
 def test_a_leak_that_only_an_option_has_is_found_at_drawn_shapes() -> None:
     history = []
 

@@ -63,7 +63,7 @@ def test_pytest_asks_what_the_gate_asks_of_every_form(contract: Contract) -> Non
 
 def test_every_kind_of_check_is_planned_for_some_form_and_travels() -> None:
     plan = suite_plan(CONTRACT)
-    assert {check.kind for check in plan} == {*get_args(Kind)} - {"variant"}  # it has no option
+    assert {check.kind for check in plan} == {*get_args(Kind)}
     assert pickle.loads(pickle.dumps(plan)) == plan
     assert len({*plan}) == len(plan)
 

@@ -14,8 +14,9 @@ import torch
 
 from memfix import BadInput, Contract, Dim, Form, TensorSpec
 from memfix.checks.calls import drawn_calls
+from memfix.checks.comparing import Unequal
 from memfix.checks.effort import PROFILES
-from memfix.checks.equality import check_equality
+from memfix.checks.equality import check_equality, compare_once
 from memfix.checks.examine import examine
 from memfix.checks.inputs import Draw, make_inputs
 from memfix.errors import UsageError
@@ -310,6 +311,31 @@ def test_an_answer_that_is_cached_by_the_object_is_stale_after_a_change_in_place
     assert "output is off by" in text
 
 
+def test_an_answer_that_is_cached_by_the_id_of_a_number_is_soon_wrong() -> None:
+    kept: dict[int, float] = {}
+
+    def scaled(x: torch.Tensor, *, times: float) -> torch.Tensor:
+        return x * (2 * times)
+
+    def form(x: torch.Tensor, *, times: float) -> torch.Tensor:
+        if id(times) not in kept:
+            kept[id(times)] = 2 * times
+        return x * kept[id(times)]
+
+    made = Contract(
+        "scaled", naive=scaled, forms={"form": form}, dims={"T": Dim(1, 20)}, inputs=[TensorSpec("x", "T", grad=True)],
+        choices={"times": (1.5, 2.5)}, cases={"small": {"T": 4}},
+    )  # fmt: skip
+
+    def compare_all() -> None:
+        for dtype in made.dtypes:
+            for call in drawn_calls(made, dtype, 50):
+                compare_once(made, "form", call.draw)
+
+    with pytest.raises(Unequal):
+        compare_all()
+
+
 def test_a_truth_of_zero_may_be_missed_by_a_few_roundings() -> None:
     def naive(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
         return (x - x).sum(-1) if scale is None else product(x, scale)
@@ -320,3 +346,25 @@ def test_a_truth_of_zero_may_be_missed_by_a_few_roundings() -> None:
 
     assert found(contract_of(form, naive), "float64")[0] == "pass"
     assert found(contract_of(partial(form, ulps=1e6), naive), "float64")[0] == "fail"
+
+
+def test_a_form_must_have_naives_defaults() -> None:
+    def scaled(x: torch.Tensor, *, times: float = 1.5, power: int = 1) -> torch.Tensor:
+        return (x * times) ** power
+
+    def drifted(x: torch.Tensor, *, times: float = 2.5, power: int = 1) -> torch.Tensor:
+        return scaled(x, times=times, power=power)
+
+    def without(x: torch.Tensor, *, times: float, power: int = 1) -> torch.Tensor:
+        return scaled(x, times=times, power=power)
+
+    def made(form: Callable[..., torch.Tensor]) -> Contract:
+        return Contract(
+            "scaled", naive=scaled, forms={"form": form}, dims={"T": Dim(1, 20)}, inputs=[TensorSpec("x", "T")],
+            choices={"times": (1.5, 2.5), "power": (1, 2)}, cases={"small": {"T": 4}},
+        )  # fmt: skip
+
+    assert found(made(scaled))[0] == found(made(without))[0] == "pass"
+    status, text = found(made(drifted))
+    assert status == "fail"
+    assert "called without times, power, whose values are naive's defaults" in text

@@ -51,6 +51,7 @@ CONTRACT = Contract(
         TensorSpec("bias", "D", grad=True, optional=True),
     ],
     choices={"reduction": ["sum", "none"]},
+    dtypes=("float64", "float32"),
     cases={
         "large": {"N": 4096, "D": 64, "rows": 512},
         "small": {"N": 256, "D": 60, "rows": 64},
@@ -74,6 +75,14 @@ def test_variants_are_a_quarter_of_the_smallest_case_and_differ_in_one_option_ea
     assert none.case.choices == {"reduction": "none"}
     assert (bias.case.present, bias.case.choices["reduction"]) == (("bias",), "sum")
     assert (weight.frozen, weight.case.choices["reduction"]) == (frozenset({"weight"}), "sum")
+
+
+def test_a_dtype_that_no_case_has_is_a_variant() -> None:
+    in_bfloat16 = {**CONTRACT.cases["small"].settings, "dtype": "bfloat16"}
+    dtypes = ("float64", "float32", "bfloat16", "float16")
+    made = replace(CONTRACT, dtypes=dtypes, cases={"small": CONTRACT.cases["small"], "half": in_bfloat16})
+    assert [name for name in variants(made) if "dtype" in name] == ["dtype=float16"]
+    assert variants(made)["dtype=float16"].case.dtype == "float16"
 
 
 def test_a_choice_without_a_stable_text_has_no_variant() -> None:

@@ -113,6 +113,13 @@ def test_a_missing_file_and_a_folder_explain_nothing(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- what grew
+def test_a_growth_of_a_few_bytes_has_no_likely_cause() -> None:
+    measured = reading(PRODUCT, UPCAST)
+    assert measured.hint
+    found = judge_entry(KEY, measured.peak_bytes, measured.peak_bytes - 512, measured, (PRODUCT, UPCAST))
+    assert "likely cause" not in found.text()
+
+
 def test_a_failure_names_what_is_now_alive_before_the_table() -> None:
     measured = reading(PRODUCT, UPCAST)
     found = judge_entry(KEY, measured.peak_bytes, 512 * MiB, measured, (PRODUCT,))

@@ -77,7 +77,11 @@ CHANGES: list[tuple[str, Any, str]] = [
     ("exit_code", True, "exit_code must be a whole number of at most 63 bits, got True"),
     ("readings.0.peak_bytes", 2**63, "readings[0].peak_bytes must be a whole number of at most 63 bits, got 92233720"),
     ("readings.0.exact", "yes", "readings[0].exact must be true or false, got 'yes'"),
-    ("readings.0.phase", "now", "readings[0].phase must be one of forward, train, held, saved, kept, got 'now'"),
+    (
+        "readings.0.phase",
+        "now",
+        "readings[0].phase must be one of forward, train, held, saved, results, kept, got 'now'",
+    ),
     ("readings.0.alive_at_peak", [[]], "readings[0].alive_at_peak[0] must be an object, got []"),
     ("readings.0.timeline", {}, "readings[0].timeline must be null, got {}"),
     ("meter", "\n::error::x", ""),

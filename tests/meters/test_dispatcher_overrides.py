@@ -222,3 +222,21 @@ def test_a_fused_optimizer_takes_nothing_of_its_own(optimizer: Any) -> None:
         return optimizer([weight], lr=0.1, fused=True).step
 
     assert memfix.peak(build).peak_bytes == 0
+
+
+@pytest.mark.parametrize("name", ["exponential_", "cauchy_", "log_normal_", "normal_", "uniform_", "geometric_"])
+def test_numbers_are_drawn_in_place_from_a_generator(name: str) -> None:
+    def build(device: str) -> Any:
+        logits = torch.empty(100, 100, device=device)
+
+        def step() -> object:
+            generator = torch.Generator(device).manual_seed(1)
+            noise = torch.empty(logits.shape, device=logits.device)
+            getattr(noise, name)(*([0.5] if name == "geometric_" else []), generator=generator)
+            return (logits - noise.log()).argmax(-1)
+
+        return step
+
+    reading = memfix.peak(build)
+    assert reading.exact
+    assert reading.peak_bytes == 3 * 40_000

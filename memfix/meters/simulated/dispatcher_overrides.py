@@ -154,6 +154,12 @@ def _writes_into_arguments(*args: Any, **kwargs: Any) -> None:
     return None
 
 
+def _returns_its_argument(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return tensor
+
+
+_DRAWN_IN_PLACE = ("exponential_.default", "cauchy_.default", "geometric_.default", "log_normal_.default")
+
 _MISSING_FAKES = {
     "_thnn_fused_gru_cell": _gru_cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
@@ -187,6 +193,8 @@ _CORRECTED_FAKES: dict[str, Any] = {  # torch 2.11's fake of addmm.dtype takes t
         (left.shape[0], right.shape[1]), dtype=dtype
     ),
     "_grouped_mm.default": _grouped_mm,
+    # torch's own fakes refuse a generator
+    **dict.fromkeys(_DRAWN_IN_PLACE, _returns_its_argument),
     "addmm.dtype_out": lambda added, left, right, dtype, *, out, **named: out,
 }
 
