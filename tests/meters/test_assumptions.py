@@ -26,6 +26,7 @@ from memfix.meters.simulated.assumptions import (
     NO_BOUNDS,
     NO_LARGER_ID,
     NONE_SET,
+    ONE_SIDED,
 )
 from memfix.meters.simulated.tracking import state_range
 from memfix.meters.simulated.workspace import cudnn
@@ -430,6 +431,44 @@ def test_what_follows_from_a_stated_range_is_no_assumption(question: Any, answer
 
     assert (memfix.peak(build).notes == ()) == is_known
     assert answers[0] == answer
+
+
+def picking(refuses: Callable[[int], bool]) -> Reading:
+    """The reading of a step that picks rows of a tensor by a mask, and refuses some numbers of them."""
+
+    def build(device: str) -> Any:
+        x = torch.empty(4000, 1000, device=device)
+
+        def step() -> None:
+            picked = x[x.mean(1) > 0]
+            if refuses(len(picked)):
+                raise ValueError("so many cannot be picked")
+            picked * 2
+
+        return step
+
+    return memfix.peak(build)
+
+
+ALL_PICKED = 4000 * 1000 * 4
+
+
+def test_a_step_that_raises_if_nothing_is_picked_is_measured_with_one_element() -> None:
+    reading = picking(lambda number: number == 0)
+    assert not reading.exact
+    assert reading.at_least is not None
+    assert reading.at_least < ALL_PICKED < reading.peak_bytes == reading.at_most
+
+
+@pytest.mark.parametrize("refuses", [lambda number: number < 100, lambda number: number > 3000], ids=["few", "many"])
+def test_a_step_that_raises_at_an_unknown_number_has_no_bounds(refuses: Callable[[int], bool]) -> None:
+    reading = picking(refuses)
+    assert (reading.exact, reading.at_least, reading.at_most) == (False, None, None)
+    assert ONE_SIDED in reading.notes
+
+
+def test_a_step_that_only_runs_if_all_are_picked_takes_no_less() -> None:
+    assert picking(lambda number: number < 4000).exact
 
 
 def test_assumptions_of_the_build_that_do_not_matter_are_not_notes_of_the_step() -> None:

@@ -480,3 +480,21 @@ def test_the_step_counts_of_an_optimizer_are_written_without_fakes_of_them(monke
     monkeypatch.setattr(FakeTensorConverter, "from_real_tensor", noted)
     memfix.peak(build)
     assert (made, counts) == ([], [[1] * 3, [2] * 3])
+
+
+def test_a_composite_on_the_cpu_that_resizes_its_result_gives_its_shape() -> None:
+    """Frequencies of rotary positions as complex numbers, too many for their values to be followed."""
+    shapes = []
+
+    def build(device: str) -> Any:
+        angles = torch.outer(torch.arange(4096), torch.arange(4.0))
+        turns = torch.polar(torch.ones_like(angles), angles)
+
+        def step() -> torch.Tensor:
+            shapes.append(turns.to(device).split([1, 3], dim=1)[1].shape)
+            return turns.to(device)
+
+        return step
+
+    assert memfix.peak(build).peak_bytes == 4096 * 4 * 8
+    assert {*shapes} == {(4096, 3)}

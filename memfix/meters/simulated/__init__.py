@@ -75,7 +75,12 @@ class SimulatedMeter:
         step reads counts, raises under some answers, or reads them in a loop, it is measured again with assumed indices
         in place of those that it chooses by unknown values; all that follows from these indices is known. Where unknown
         values still decide how often a loop runs, the meter computes them, if that is little work.
+
+        A step that raises if its masks have no elements is measured with one element each. If it raises under the most
+        or the fewest and not where masks have half, it is not known where it begins to raise, and there are no bounds.
         """
+        from .assumptions import ONE_SIDED
+
         runs = self._runs(build, warmup)
         if runs[0].has_choices and (runs[0].reads_counts or _refused(runs) or _is_unbounded(runs)):
             runs = _with_choices(runs, self._runs(build, warmup, "chosen"))
@@ -86,6 +91,9 @@ class SimulatedMeter:
         if not measured:
             raise _common_error(runs)
         reading = _bounded(measured[0], measured[1:])
+        if _is_one_sided(measured):
+            notes = (*reading.notes, ONE_SIDED)
+            reading = dataclasses.replace(reading, exact=False, at_least=None, at_most=None, notes=notes)
         if runs is computed:
             reading = _of_computed_loop(reading)
         if reading.exact or tables.table_of(self.gpu) is not None:
@@ -94,7 +102,7 @@ class SimulatedMeter:
 
     def _runs(self, build: StepBuilder, warmup: int, follows: Followed = "known") -> list[_Run]:
         """A run under the usual answers, and runs under other answers if the unknown values may matter."""
-        from .assumptions import are_numbers
+        from .assumptions import HALF, ONE_ELEMENT, are_numbers
 
         run = functools.partial(self._run, build, warmup, follows=follows)
         usual = run("usual")
@@ -105,6 +113,10 @@ class SimulatedMeter:
         if not are_numbers(usual.rests_on):
             refused = [scenario for scenario, other in zip(scenarios, others, strict=True) if other.reading is None]
             others += [run(scenario, "usual") for scenario in refused]
+            if "least" in _refused(others):
+                others.append(run("least", "usual", fewest=ONE_ELEMENT))
+            if _refused([usual, *others]) & {"least", "usual" if usual.is_most else "most"}:
+                others.append(run("least", "usual", fewest=HALF))
         return [usual, *others]
 
     def _beyond_measured(self, reading: Reading, run: _Run, build: StepBuilder, warmup: int) -> Reading:
@@ -132,12 +144,13 @@ class SimulatedMeter:
         scenario: Scenario,
         of_numbers: Scenario | None = None,
         *,
+        fewest: float = 0.0,
         follows: Followed = "known",
     ) -> _Run:
         """Measure the step; eagerly if compiled code fails."""
         from .compiled import CompiledCodeError
 
-        run = functools.partial(self._run_once, build, warmup, scenario, of_numbers or scenario, follows)
+        run = functools.partial(self._run_once, build, warmup, scenario, of_numbers or scenario, fewest, follows)
         try:
             return run()
         except CompiledCodeError as error:
@@ -149,6 +162,7 @@ class SimulatedMeter:
         warmup: int,
         scenario: Scenario,
         of_numbers: Scenario,
+        fewest: float,
         follows: Followed,
         runs_eager: str | None = None,
     ) -> _Run:
@@ -159,7 +173,8 @@ class SimulatedMeter:
         from .source_lines import line_of
 
         with self._simulated(scenario, runs_eager) as tracker:
-            tracker.answers.of_numbers, tracker.answers.makes_choices = of_numbers, follows == "chosen"
+            answers = tracker.answers
+            answers.of_numbers, answers.fewest, answers.makes_choices = of_numbers, fewest, follows == "chosen"
             if follows == "computed":
                 tracker.values.keep_more()
             try:
@@ -178,21 +193,19 @@ class SimulatedMeter:
                     tracker.decisions.require_used()
             except Exception as error:
                 rests_on = tuple(tracker.assumed_before | tracker.assumed)
-                is_final = not (rests_on or tracker.answers.has_choices)
+                is_final = not (rests_on or answers.has_choices)
                 if is_final or isinstance(error, (CompiledCodeError, UsageError)):
                     raise
-                answers = tracker.answers
                 return _Run(
                     scenario, None, (), rests_on, error, is_most=answers.are_most,
-                    has_choices=answers.has_choices, reads_counts=answers.reads_counts,
+                    has_choices=answers.has_choices, reads_counts=answers.reads_counts, fewest=fewest,
                 )  # fmt: skip
             reading = dataclasses.replace(reading, kept=(*kept, *reading.kept))
             unbounded = frozenset(tracker.notes) - tracker.bounded
-            answers = tracker.answers
             assumed, rests_on = tuple(tracker.assumed), tuple(tracker.assumed_before | tracker.assumed)
             run = _Run(
                 scenario, reading, assumed, rests_on, None, answers.in_a_loop, unbounded, answers.are_most,
-                has_choices=answers.has_choices, reads_counts=answers.reads_counts, follows=follows,
+                has_choices=answers.has_choices, reads_counts=answers.reads_counts, fewest=fewest, follows=follows,
             )  # fmt: skip
             if scenario != "usual" or not warmup or decided or not rests_on or not answers.asked_again:
                 return run
@@ -320,6 +333,8 @@ class _Run:
     """Whether the step chose indices by unknown values, as a router does."""
     reads_counts: bool = False
     """Whether it read an unknown integer."""
+    fewest: float = 0.0
+    """The share of a mask's elements that were set under "least"."""
     follows: Followed = "known"
 
 
@@ -330,6 +345,15 @@ def _measured(runs: list[_Run]) -> list[_Run]:
 def _refused(runs: list[_Run]) -> set[Scenario]:
     """The scenarios under which the step raises."""
     return {run.scenario for run in runs} - {run.scenario for run in _measured(runs)}
+
+
+def _is_one_sided(measured: list[_Run]) -> bool:
+    """Whether the step ran where its masks had half of their elements, but not under the fewest and the most."""
+    from .assumptions import HALF
+
+    extremes = [run for run in measured if run.fewest != HALF]
+    found = {"most" if run.scenario == "usual" and run.is_most else run.scenario for run in extremes}
+    return len(extremes) < len(measured) and not {"most", "least"} <= found
 
 
 def _with_choices(runs: list[_Run], chosen: list[_Run]) -> list[_Run]:
@@ -344,7 +368,7 @@ def _with_choices(runs: list[_Run], chosen: list[_Run]) -> list[_Run]:
 
 def _bounded(usual: _Run, others: list[_Run]) -> Reading:
     """The reading of the usual run, with the bounds that the other runs give it."""
-    from .assumptions import DRAWN, NO_BOUNDS
+    from .assumptions import ANY_COUNT, DRAWN, NO_BOUNDS
 
     reading = usual.reading
     assert reading is not None
@@ -357,6 +381,8 @@ def _bounded(usual: _Run, others: list[_Run]) -> Reading:
     notes = (*reading.notes, *usual.rests_on)
     if _is_unbounded([usual, *others]):
         return dataclasses.replace(reading, exact=False, at_least=None, at_most=None, notes=(*notes, NO_BOUNDS))
+    if any(run.reads_counts and run.follows == "known" for run in (usual, *others)):
+        return dataclasses.replace(reading, exact=False, at_least=None, at_most=None, notes=(*notes, ANY_COUNT))
     lowest, highest = _bounds(readings)
     return dataclasses.replace(reading, exact=False, at_least=lowest, at_most=highest, notes=notes)
 

@@ -34,6 +34,10 @@ NONE_SET = "the step asks whether any of a mask is set: assumed that none is"
 ALL_CHOSEN = "the step picks elements by a mask: assumed that all are picked, which is the most there can be"
 EVEN = "the step shares elements out by an index that is not known: assumed even shares"
 NO_BOUNDS = "a loop reads unknown values, and how often it runs is not known: there are no bounds"
+ANY_COUNT = "an unknown count decides what the step takes, and it may be any number: there are no bounds"
+ONE_SIDED = (
+    "the step raises where its masks have the fewest or the most elements, but not where they have half: no bounds"
+)
 COMPUTED = "numbers that were computed on the CPU decide how often a loop runs, and a GPU rounds them differently"
 UNDECIDED = "an unknown number"
 """The mark of values that were computed from an assumed number. Their note names the line that reads them."""
@@ -51,6 +55,8 @@ _IN_BACKWARD_OF = {"ProdBackward": _NO_ZEROS, "CumprodBackward": _NO_ZEROS}
 _NUMBERS: dict[Scenario, float] = {"usual": 0.5, "most": 4096.0, "least": -2.0}
 _PATIENCE = 64  # reads at one place before the answer changes
 _ONCE_OR_TWICE = 2  # more reads at one place are taken for a loop
+ONE_ELEMENT, HALF = 2.0**-40, 0.5
+"""Shares of a mask to try as the fewest."""
 _INTEGERS: dict[Scenario, int] = {"usual": 1, "most": 2, "least": 0}
 _CHOICES: dict[Scenario, How] = {"usual": "even", "most": "worst", "least": "last"}
 
@@ -98,6 +104,8 @@ class Answers:
         self.scenario: Scenario = scenario
         self.of_numbers: Scenario = scenario
         """The scenario for single values, such as a loss. A step may raise for one of them, but run on other masks."""
+        self.fewest = 0.0
+        """The share of a mask's elements that are set under "least"; more than 0 if the step raises without any."""
         self.are_most = True
         """Whether every answer would have been the same under "most", which then need not be tried."""
         self.makes_choices = False
@@ -172,7 +180,7 @@ class Answers:
         if self.scenario == "usual":
             self.are_most &= share == 1
             return math.ceil(num_elements * share)
-        return num_elements if self.scenario == "most" else 0
+        return num_elements if self.scenario == "most" else math.ceil(num_elements * self.fewest)
 
     def shares(self, num_elements: int, num_shares: int, most_each: int | None = None) -> torch.Tensor:
         """How many elements each share has: evenly many; under "most" the first ones, and under "least" the last ones
@@ -198,7 +206,7 @@ class Answers:
             return ALL_SET, self.scenario != "least"
         if packet is aten.any:
             self.are_most = False
-            return NONE_SET, self.scenario == "most"
+            return NONE_SET, self.scenario == "most" or (self.scenario == "least" and self.fewest > 0)
         return COUNTED if share == 1 else EVEN, self.count(num_elements, share)
 
 

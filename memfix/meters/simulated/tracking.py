@@ -208,17 +208,18 @@ class StorageTracker(TorchDispatchMode):
                 return int(value.count_nonzero())
         share = self.values.share_of(mask)
         share = 1.0 if share is None else share
-        how = self.decisions.of_mask(mask, self.lines.current())
+        how, fewest = self.decisions.of_mask(mask, self.lines.current()), 0.0
         if isinstance(how, int):
             return how
         if how is None:
+            fewest = self.answers.fewest
             note = assumptions.ALL_CHOSEN if share == 1 else assumptions.EVEN
             self.assumed[assumptions.at(note, self._place())] = None
             how = self.answers.scenario
         if how in ("most", "worst"):
             return self.values.most_picked(mask)
         self.answers.are_most &= share == 1
-        return 0 if how == "least" else math.ceil(mask.numel() * share)
+        return math.ceil(mask.numel() * (fewest if how == "least" else share))
 
     def values_read(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The values of a whole tensor that Python code reads, assumed if unknown; None if they are too many."""
@@ -294,9 +295,11 @@ class StorageTracker(TorchDispatchMode):
         except NotImplementedError:
             self.note(f"{func} could not be taken apart: what it hides is not known")
             return NOT_HANDLED
-        # a composite that only makes a view may bypass the dispatcher, and then returns a meta tensor, not a fake one
-        others = (tensor for tensor in tensors_in(result) if not isinstance(tensor, FakeTensor))
-        return NOT_HANDLED if any(tensor.device.type == "meta" for tensor in others) else result
+        # a composite that only makes a view may bypass the dispatcher, and then returns a meta tensor, not a fake one;
+        # one on the CPU that resizes an empty result, such as polar, leaves that real tensor empty
+        others = [tensor for tensor in tensors_in(result) if not isinstance(tensor, FakeTensor)]
+        is_lost = any(tensor.device.type == "meta" or tensor.shape == (0,) for tensor in others)
+        return NOT_HANDLED if is_lost else result
 
     def _executed(self, func: Any, args: Any, kwargs: Any, traits: _Traits) -> Any:
         """Run an operator that has a kernel, and count its results and its workspace."""

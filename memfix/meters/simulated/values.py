@@ -426,12 +426,11 @@ class Values:
         for target, value in zip(results, tensors_in(values) if values is not UNKNOWN else results, strict=True):
             if values is not UNKNOWN:
                 self._gave_memory(target, [target, *sources])
-            known = self._at(target)
-            if values is UNKNOWN or known is None or known.memory is None:
+            known, room = self._at(target), self.of(target)
+            # a kernel may have resized the argument, whose values then no longer fit
+            if values is UNKNOWN or known is None or room is None or room.shape != value.shape:
                 self.forget([target])
                 continue
-            room = self.of(target)
-            assert room is not None
             with torch._C._DisableTorchDispatch():
                 room.copy_(value)
             known.assumed |= self._assumed_by(operator, sources)
