@@ -18,6 +18,7 @@ from memfix.meters.simulated import values
 from memfix.meters.simulated.assumptions import (
     ALL_CHOSEN,
     ALL_SET,
+    ANY_COUNT,
     COMPUTED,
     COUNTED,
     DRAWN,
@@ -465,6 +466,16 @@ def test_a_step_that_raises_at_an_unknown_number_has_no_bounds(refuses: Callable
     reading = picking(refuses)
     assert (reading.exact, reading.at_least, reading.at_most) == (False, None, None)
     assert ONE_SIDED in reading.notes
+
+
+def test_a_count_that_decides_may_be_any_number() -> None:
+    def build(device: str) -> Any:
+        counts = torch.empty(3_000_000, dtype=torch.int64, device=device)
+        return lambda: torch.empty(10 * int(counts.max()), device=device)
+
+    reading = memfix.peak(build)
+    assert (reading.exact, reading.at_least, reading.at_most) == (False, None, None)
+    assert ANY_COUNT in reading.notes
 
 
 def test_a_step_that_only_runs_if_all_are_picked_takes_no_less() -> None:

@@ -21,7 +21,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import memfix
 from memfix.errors import MeasurementError, UsageError
+from memfix.meters.base import Reading
 from memfix.meters.one_rank import one_rank_of
+from memfix.meters.simulated.assumptions import ANY_COUNT
 from memfix.meters.simulated.peers import SAME
 
 WIDTH, LAYERS = 256, 4
@@ -199,19 +201,32 @@ def test_objects_that_ranks_exchange_are_its_own() -> None:
     assert gathered == [{"heads": 8, "name": "of every rank"}] * 4
 
 
-def test_what_a_rank_receives_is_not_known() -> None:
+def received(dtype: torch.dtype) -> Reading:
+    """The reading of a step that allocates 4,000 bytes if another rank says so."""
+
     def build(device: str) -> Any:
         def step() -> torch.Tensor | None:
-            flag = torch.zeros(1, dtype=torch.int64, device=device)
+            flag = torch.zeros(1, dtype=dtype, device=device)
             dist.recv(flag, src=1)
             return torch.empty(1000, device=device) if flag.item() else None
 
         return step
 
-    reading = memfix.peak(build, world_size=2)
+    return memfix.peak(build, world_size=2)
+
+
+def test_a_flag_that_a_rank_receives_is_not_known() -> None:
+    reading = received(torch.bool)
     assert not reading.exact
-    assert reading.at_most is not None
-    assert reading.at_most >= 4000
+    assert reading.at_least is not None
+    assert reading.at_least < 4000 <= reading.highest_bytes
+
+
+def test_a_number_that_a_rank_receives_may_be_any() -> None:
+    reading = received(torch.int64)
+    assert (reading.exact, reading.at_least, reading.at_most) == (False, None, None)
+    assert reading.peak_bytes >= 4000
+    assert ANY_COUNT in reading.notes
 
 
 # ---------------------------------------------------------------- several ranks
