@@ -65,7 +65,7 @@ def packages_table() -> list[str]:
         ran = [row for row in of_package if "measured" in row]
         where = gpu_of(data, "torch", "driver")
         left_out = len(of_package) - len(ran)
-        lines.append(f"{package} {version}, {where}: {left_out} of {len(of_package)} do not run in what was tried.")
+        lines.append(f"- {package} {version}, {where}: {left_out} of {len(of_package)} do not run in what was tried.")
         rows += [(f"{package}, {row['task']}", row) for row in ran]
     return [*lines, "", *_outcomes("package and task", "architectures", rows)] if found else []
 

@@ -251,7 +251,7 @@ def test_packages_have_a_table_once_they_were_measured(tmp_path: Path, monkeypat
     (tmp_path / "h200/architectures_timm.json").write_text(json.dumps(data))
     lines = accuracy.packages_table()
     assert lines[0] == (
-        "timm 1.0, NVIDIA H200 (torch 2.11.0, driver 580, 2026-11-19): 2 of 6 do not run in what was tried."
+        "- timm 1.0, NVIDIA H200 (torch 2.11.0, driver 580, 2026-11-19): 2 of 6 do not run in what was tried."
     )
     assert lines[-3:] == [
         "| timm, train | 3 | 1 | 1 | 0 | 1 | 0 |",
