@@ -79,7 +79,7 @@ class Reference:
         """Return how far the truth moves if the inputs have the relative error ``share``."""
         expected = self.expected[name]
         assert expected is not None
-        moved = [near for answer in self.nearby if (near := answer.tensors[name]) is not None]
+        moved = [near for answer in self._nearby if (near := answer.tensors[name]) is not None]
         moved_by_nudge = max(_picked(near - expected.true, expected.finite).abs().max().item() for near in moved)
         return moved_by_nudge * share / self.nudge if self.nudge else 0.0
 
@@ -96,8 +96,7 @@ class Reference:
         return self.make_others()
 
     @functools.cached_property
-    def nearby(self) -> Sequence[Answer]:
-        """Float64 answers to inputs with the errors that sums may have."""
+    def _nearby(self) -> Sequence[Answer]:
         return self.make_nearby(self.nudge, 2)
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Readings = Mapping[tuple[str, Phase], Reading]
 """The readings of one op at one case, by form and phase."""
+_SMALL_SHARE = 0.01
+"""An excess below this share of the peak is not explained by what is largest there."""
 
 
 def judge_case(call: FormCall, readings: Readings) -> Iterator[Finding]:
@@ -108,10 +110,8 @@ def with_lines(call: FormCall, phase: Phase, reading: Reading) -> Reading:
 
 
 def explained(reading: Reading, phase: str, excess: int | None = None) -> tuple[str, ...]:
-    """Return the largest allocations behind a phase's bytes, as lines to print below a failure.
-
-    A likely cause explains no small ``excess``: it is a large part of the peak.
-    """
+    """Return the largest allocations behind a phase's bytes, as lines to print below a failure, and a likely cause if
+    the ``excess`` is not small."""
     if phase == "held" and reading.timeline is not None:
         timeline = reading.timeline
         reading = replace(reading, alive_at_peak=timeline.rows_at(timeline.num_events))
@@ -119,11 +119,8 @@ def explained(reading: Reading, phase: str, excess: int | None = None) -> tuple[
         return ()
     title = _TITLES.get(phase, "alive at the peak")
     lines = (f"  {title}, largest first", *(f"  {line}" for line in reading.table_lines(6)))
-    is_small = excess is not None and excess < _LEAST_EXPLAINED * reading.peak_bytes
+    is_small = excess is not None and excess < _SMALL_SHARE * reading.peak_bytes
     return (*lines, f"  likely cause: {reading.hint}") if reading.hint and not is_small else lines
-
-
-_LEAST_EXPLAINED = 0.01
 
 
 _TITLES = {

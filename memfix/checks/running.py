@@ -30,9 +30,9 @@ def run_form(call: FormCall, inputs: Tensors, device: str) -> Answer:
     form raises."""
     lowered = lowered_constants(call.contract, call.form) if device == "cpu" else contextlib.nullcontext()
     with poisoned_memory(device), lowered, emulated():
-        before = call.before()
-        tensors = copies_of(before.inputs(device, other=True) if call.comes_second else inputs)
-        if call.comes_second:
+        before = call.before() if call.comes_second else None
+        tensors = copies_of(inputs if before is None else before.inputs(device, other=True))
+        if before is not None:
             evaluate(before, tensors)
             with torch.no_grad():
                 for name, tensor in tensors.items():

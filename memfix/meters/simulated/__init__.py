@@ -92,8 +92,7 @@ class SimulatedMeter:
             raise _common_error(runs)
         reading = _bounded(measured[0], measured[1:])
         if _is_one_sided(measured):
-            notes = (*reading.notes, ONE_SIDED)
-            reading = dataclasses.replace(reading, exact=False, at_least=None, at_most=None, notes=notes)
+            reading = _without_bounds(reading, ONE_SIDED)
         if runs is computed:
             reading = _of_computed_loop(reading)
         if reading.exact or tables.table_of(self.gpu) is not None:
@@ -284,7 +283,8 @@ class SimulatedMeter:
         in_cycles += _collected(tracker)
         doubts = (fake_device.self_test().cannot_hide_modes, self._doubt_of_torch())
         notes = (*(doubt for doubt in doubts if doubt), *tracker.notes)
-        is_bounded = requested.least_peak < requested.most_peak or (notes and tracker.bounded.issuperset(notes))
+        # an estimate may also be bounded by its own bytes, where no uncertain kernel runs at the peak
+        is_bounded = requested.least_peak < requested.most_peak or (bool(notes) and tracker.bounded.issuperset(notes))
         return Reading(
             meter=self.name,
             device=self.gpu.name,
@@ -378,13 +378,17 @@ def _bounded(usual: _Run, others: list[_Run]) -> Reading:
     if len({_bytes_of(each) for each in readings}) == 1:  # the values do not matter, at least for these random draws
         drawn = {DRAWN}.intersection(usual.rests_on).difference(usual.assumed)
         return dataclasses.replace(reading, notes=(*reading.notes, *usual.assumed, *drawn))
-    notes = (*reading.notes, *usual.rests_on)
     if _is_unbounded([usual, *others]):
-        return dataclasses.replace(reading, exact=False, at_least=None, at_most=None, notes=(*notes, NO_BOUNDS))
+        return _without_bounds(reading, *usual.rests_on, NO_BOUNDS)
     if any(run.reads_counts and run.follows == "known" for run in (usual, *others)):
-        return dataclasses.replace(reading, exact=False, at_least=None, at_most=None, notes=(*notes, ANY_COUNT))
+        return _without_bounds(reading, *usual.rests_on, ANY_COUNT)
     lowest, highest = _bounds(readings)
+    notes = (*reading.notes, *usual.rests_on)
     return dataclasses.replace(reading, exact=False, at_least=lowest, at_most=highest, notes=notes)
+
+
+def _without_bounds(reading: Reading, *why: str) -> Reading:
+    return dataclasses.replace(reading, exact=False, at_least=None, at_most=None, notes=(*reading.notes, *why))
 
 
 def _is_unbounded(runs: list[_Run]) -> bool:

@@ -30,9 +30,11 @@ class Storages:
 
     def add_argument(self, tensor: torch.Tensor) -> None:
         """Register an operator's argument. A storage that is first seen here existed before the step."""
-        if tensor.layout in _COMPRESSED:  # FakeTensorMode makes no fake of a real one
-            _refuse_sparse(tensor)
-        if tensor.layout is torch.strided and self.entry_of(tensor) is None and is_on_gpu(tensor):
+        if tensor.layout is not torch.strided:
+            if tensor.layout in _COMPRESSED:  # FakeTensorMode makes no fake of a real one
+                _refuse_sparse(tensor)
+            return
+        if self.entry_of(tensor) is None and is_on_gpu(tensor):
             storage = tensor.untyped_storage()
             entry = Entry(storage.nbytes(), "existed before")
             self._follow(storage, entry)
