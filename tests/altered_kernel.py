@@ -41,7 +41,7 @@ def altered_matmul(honest: str, altered: str) -> Callable[..., Any]:
 def altered_kda(honest: str, altered: str, *passes: str) -> Callable[..., Any]:
     """The form ``cuda`` of KDA with other kernels in some of its passes, forward and backward."""
 
-    honest_kernel = cuda.kernel
+    honest_kernel = cuda._kernel
 
     def other(*which: Any) -> CudaKernel:
         it = honest_kernel(*which)
@@ -51,7 +51,7 @@ def altered_kda(honest: str, altered: str, *passes: str) -> Callable[..., Any]:
         run = getattr(cuda._PASSES, name)
 
         def cheating(*given: Any) -> Any:
-            with patch.object(cuda, "kernel", other):
+            with patch.object(cuda, "_kernel", other):
                 return run(*given)
 
         return cheating

@@ -57,8 +57,9 @@ class CudaKernel:
 
     path: Path
     name: str
-    constants: tuple[tuple[str, int], ...] = ()
-    """Names and values of macros that are defined before the first line of the source."""
+    constants: tuple[tuple[str, int | str], ...] = ()
+    """Names and values of macros that are defined before the first line of the source. A value may be a type, which
+    parameters then may have by the macro's name."""
 
     def launch(self, grid: Sequence[int], block: Sequence[int], *arguments: Any, shared_bytes: int = 0) -> None:
         """Launch on the current stream of the tensors' device. Each argument is a tensor for a pointer, a number for a
@@ -164,11 +165,12 @@ _DTYPES = {"float": "float32", "double": "float64", "int": "int32", "long long":
 
 
 def parameters_of(source: str, kernel: str) -> tuple[Parameter, ...]:
-    """Parse the parameters of a kernel from its declaration in ``source``."""
-    parameters = []
+    """Parse the parameters of a kernel from its declaration in ``source``; a type may be the name of a macro."""
+    parameters, macros = [], dict(re.findall(r"^#define (\w+) (\w+)$", source, re.MULTILINE))
     for text in filter(None, map(str.strip, _declaration(source, kernel)["parameters"].split(","))):
         words = text.replace("__restrict__", " ").replace("*", " * ").split()
-        parameter = Parameter(" ".join(word for word in words[:-1] if word != "*"), words[-1], "*" in words)
+        named = " ".join(macros.get(word, word) for word in words[:-1] if word != "*")
+        parameter = Parameter(named, words[-1], "*" in words)
         if parameter.type.removeprefix("const ") not in _DTYPES or words.count("*") > 1:
             raise ValueError(f"{kernel}: a parameter is one of {', '.join(_DTYPES)} or a pointer to one, got {text!r}")
         parameters.append(parameter)

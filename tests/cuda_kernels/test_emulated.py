@@ -253,6 +253,8 @@ def test_declarations_are_read_as_they_are_written() -> None:
         Parameter("long long", "at", True),
         Parameter("int", "n", False),
     )
+    typed = '#define NUMBER float\nextern "C" __global__ void f(const NUMBER* x) {}'
+    assert parameters_of(typed, "f") == (Parameter("const float", "x", True),)
     with pytest.raises(ValueError, match="no kernel 'g': declare it extern"):
         parameters_of(source, "g")
     with pytest.raises(ValueError, match=r"f: a parameter is one of float, .*, bfloat16 or a pointer to one"):

@@ -438,7 +438,8 @@ def test_budgets_of_the_wy_form_hold_where_rows_are_short_and_chunks_long(op: st
         ({"V": 40}, False),
         ({"V": 544}, False),
         ({"dtype": torch.float32}, False),
-        ({"gates": torch.bfloat16}, False),
+        ({"gates": torch.bfloat16}, True),
+        ({"gates": torch.float16}, False),
     ],
 )
 def test_the_form_cuda_has_kernels_for_wide_keys_in_bfloat16(changed: dict[str, Any], has_kernels: bool) -> None:

@@ -37,6 +37,7 @@ LEAST_CHUNKS = 4
 """The length of the shortest segment, in chunks of the ``chunk_size`` that the caller asked for."""
 # compute capabilities; from 12.0 on a block has only 99 KiB of shared memory
 _HOPPER, _CONSUMER_BLACKWELL = (9, 0), (12, 0)
+_GATES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 _SOURCES = Path(__file__).with_name("cuda_sources")
 
 
@@ -50,17 +51,20 @@ def stages_both_ways(chunks: Chunks) -> int:
     return 3 if _may_be_cut(chunks) else 2
 
 
-def kernel(name: str, chunks: Chunks) -> CudaKernel:
-    """The kernel of a pass, compiled for the constants on which it depends."""
-    width, warps = ("WIDTH", chunks.width_k), ("WARPS", values_of_block(chunks.width_v) // 16)
-    if name not in ("scan", "scan_both_ways"):
-        return _kernel(name, width)
+def kernel_of_gates(name: str, g_BTHK: torch.Tensor) -> CudaKernel:
+    """A kernel that reads gates, compiled for their number of channels and dtype."""
+    return _kernel(name, ("WIDTH", g_BTHK.shape[3]), ("GATE", _GATES[g_BTHK.dtype]))
+
+
+def kernel_of_states(name: str, chunks: Chunks) -> CudaKernel:
+    """A kernel that scans the chunks, compiled for the widths of states."""
     stages = STAGES_OF_SCAN if name == "scan" else stages_both_ways(chunks)
-    return _kernel(name, width, warps, ("STAGES", stages))
+    warps = values_of_block(chunks.width_v) // 16
+    return _kernel(name, ("WIDTH", chunks.width_k), ("WARPS", warps), ("STAGES", stages))
 
 
 @functools.cache
-def _kernel(name: str, *constants: tuple[str, int]) -> CudaKernel:
+def _kernel(name: str, *constants: tuple[str, int | str]) -> CudaKernel:
     return CudaKernel(_SOURCES / f"{name}.cu", f"kda_{name}", constants)
 
 
@@ -68,7 +72,7 @@ def _kernel(name: str, *constants: tuple[str, int]) -> CudaKernel:
 def cuda_kda(tensors: KdaTensors, options: KdaOptions) -> Outputs:
     """Equals naive. Supports the inputs that the form ``triton`` does.
 
-    The kernels are for bfloat16 with float32 gates and a beta in either, keys 64 or 128 wide and values a multiple of
+    The kernels are for bfloat16 with gates and a beta in it or in float32, keys 64 or 128 wide and values a multiple of
     32 up to 512, on Hopper and data-center Blackwell; all other inputs use the form ``triton``.
     """
     if _is_supported(tensors):
@@ -85,7 +89,7 @@ def _is_supported(tensors: KdaTensors) -> bool:
     q_BTHK, _, v_BTHV, g_BTHK, beta_BTH = tensors.inputs
     return (
         q_BTHK.dtype == torch.bfloat16
-        and g_BTHK.dtype == torch.float32
+        and g_BTHK.dtype in _GATES
         and beta_BTH.dtype in (torch.float32, torch.bfloat16)
         and q_BTHK.shape[3] in WIDTHS
         and v_BTHV.shape[3] % 32 == 0
@@ -96,7 +100,7 @@ def _is_supported(tensors: KdaTensors) -> bool:
 
 def _prepare(inputs: tuple[torch.Tensor, ...], terms: Terms, chunks: Chunks, scale: float) -> None:
     q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH = inputs
-    kernel("prepare", chunks).launch(
+    kernel_of_gates("prepare", g_BTHK).launch(
         (chunks.num_chunks * chunks.num_heads,), (32,), q_BTHK, k_BTHK, v_BTHV, g_BTHK,
         *_wide_or_narrow(beta_BTH), chunks.bounds_N2,
         terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC,
@@ -108,7 +112,7 @@ def _prepare(inputs: tuple[torch.Tensor, ...], terms: Terms, chunks: Chunks, sca
 
 def _scan(terms: Terms, chunks: Chunks, states: ScanStates, out_BTHV: torch.Tensor) -> None:
     segments = _Segments.of(chunks, _num_segments(chunks), states.last_SHKV)
-    kernel("scan", chunks).launch(
+    kernel_of_states("scan", chunks).launch(
         (*segments.blocks, segments.number), segments.threads,
         terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC, terms.decay_NHK,
         terms.growth_NH, states.first_SHKV, states.last_SHKV, segments.ends_GSHKV, segments.ready, states.inner_GSHKV,
@@ -120,7 +124,7 @@ def _scan(terms: Terms, chunks: Chunks, states: ScanStates, out_BTHV: torch.Tens
 
 def _scan_both_ways(terms: Terms, chunks: Chunks, walk: Walk) -> None:
     segments = _Segments.of(chunks, chunks.num_segments, terms.decay_NHK)
-    kernel("scan_both_ways", chunks).launch(
+    kernel_of_states("scan_both_ways", chunks).launch(
         (*segments.blocks, 2 * segments.number), segments.threads,
         terms.weights_NHCK, terms.values_NHCV, terms.queries_NHCK, terms.keys_NHCK, terms.scores_NHCC, terms.decay_NHK,
         terms.growth_NH, walk.initial_SHKV, walk.inner_GSHKV, walk.states_NHVK,
@@ -186,7 +190,7 @@ def _gradients(
 ) -> None:
     q_BTHK, k_BTHK, v_BTHV, g_BTHK, beta_BTH = inputs
     *wide, parts_PBTH = gradients
-    kernel("gradients", chunks).launch(
+    kernel_of_gates("gradients", g_BTHK).launch(
         (chunks.num_chunks * chunks.num_heads,), (chunks.width_k,), q_BTHK, k_BTHK, v_BTHV, g_BTHK,
         *_wide_or_narrow(beta_BTH), chunks.bounds_N2, *kept,
         walk.states_NHVK, walk.grad_out_BTHV, walk.grad_values_NHCV, walk.grad_states_NHVK,

@@ -41,7 +41,7 @@ def _gates(shape: Sequence[int], generator: torch.Generator, dims: Mapping[str, 
     return -torch.exp(torch.rand(shape, generator=generator) * torch.log(strongest / 0.001)) * 0.001
 
 
-GATES = {"values": _gates, "dtype": WIDE}
+GATES = {"values": _gates, "dtype": WIDE, "also_in": ("bfloat16",)}
 
 contract = Contract(
     "kda_wide",

@@ -6,8 +6,8 @@
 #define LOG2_E 1.4426950408889634f
 #define ONES 0x3f803f80u      // two ones in bfloat16
 
-// The stage of a part in shared memory holds its queries and keys in bfloat16, or its gates in float32. A lane copies 16
-// bytes that other lanes read, so the warp must synchronize
+// The stage of a part in shared memory holds its queries and keys in bfloat16, or its gates in the type GATE, for which a
+// file is compiled: float or bfloat16. A lane copies 16 bytes that other lanes read, so the warp must synchronize
 #define PART_STAGE (TOKENS * PART * 4)
 #define PART_KEYS (PART_STAGE / 2)
 template <typename Tensor>
@@ -30,13 +30,15 @@ __device__ void load_part(unsigned (&rows)[ROWS][2], unsigned stage, int lane) {
 
 // a thread holds the gates of tokens 2*q + (t & 1) + 8*(t >> 1), t < 8, and channels 2*r and 2*r + 1 of a part. A stage
 // orders tokens by t, then q, so that a warp reads adjacent bytes
+#define GATE_ROW (PART * int(sizeof(GATE)))  // bytes of a token's gates
 __device__ int token_of_gate(int t, int q) { return 2 * q + (t & 1) + 8 * (t >> 1); }
 template <typename Gates>
 __device__ void copy_gates(unsigned stage, Gates g, const Chunk& chunk, int part, int lane) {
+    const int lanes = GATE_ROW / 16;  // per token
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int token = token_of_gate(2 * i + (lane >> 4), lane >> 2 & 3);
-        const long long at = chunk.at(token, WIDTH) + PART * part + 4 * (lane & 3);
+    for (int i = 0; i < lanes; ++i) {
+        const int place = (32 * i + lane) / lanes, token = token_of_gate(place >> 2, place & 3);
+        const long long at = chunk.at(token, WIDTH) + PART * part + PART / lanes * (lane % lanes);
         async_copy16(stage + i * SLOT + 16 * lane, g, at, chunk.has(token));
     }
 }
@@ -44,8 +46,14 @@ __device__ void copy_gates(unsigned stage, Gates g, const Chunk& chunk, int part
 __device__ void load_gates(float (&gates)[8][2], unsigned stage, int lane) {
 #pragma unroll
     for (int t = 0; t < 8; ++t) {
-        const uint2 two = load_shared8(stage + t * (SLOT / 2) + 64 * (lane & 3) + 8 * (lane >> 2));
-        gates[t][0] = __int_as_float(two.x) * LOG2_E, gates[t][1] = __int_as_float(two.y) * LOG2_E;
+        const unsigned at = stage + (4 * t + (lane & 3)) * GATE_ROW + (lane >> 2) * (GATE_ROW / 8);
+        if (sizeof(GATE) == 2) {
+            const unsigned two = load_shared4(at);
+            gates[t][0] = low_of(two) * LOG2_E, gates[t][1] = high_of(two) * LOG2_E;
+        } else {
+            const uint2 two = load_shared8(at);
+            gates[t][0] = __int_as_float(two.x) * LOG2_E, gates[t][1] = __int_as_float(two.y) * LOG2_E;
+        }
     }
 }
 

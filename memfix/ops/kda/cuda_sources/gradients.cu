@@ -180,8 +180,8 @@ struct PartGradients {
         }
     }
 
-    template <typename Out, typename Wide>
-    __device__ void store(Out grad_q, Out grad_k, Wide grad_g, const Chunk& chunk, int part, float poison, int lane) {
+    template <typename Out, typename Gates>
+    __device__ void store(Out grad_q, Out grad_k, Gates grad_g, const Chunk& chunk, int part, float poison, int lane) {
 #pragma unroll
         for (int m = 0; m < ROWS; ++m) {
             const int token = (lane >> 2) + 8 * m;
@@ -192,7 +192,10 @@ struct PartGradients {
             };
             store8(grad_q, at, uint2{pair_of(of_query, 0), pair_of(of_query, 1)});
             store8(grad_k, at, uint2{pair_of(of_key, 0), pair_of(of_key, 1)});
-            store16(grad_g, at, as_bits(z.at(m, 0) + poison, z.at(m, 1) + poison, z.at(m, 2) + poison, z.at(m, 3) + poison));
+            if (sizeof(GATE) == 2)
+                store8(grad_g, at, uint2{pair_of(z, 0), pair_of(z, 1)});
+            else
+                store16(grad_g, at, as_bits(z.at(m, 0) + poison, z.at(m, 1) + poison, z.at(m, 2) + poison, z.at(m, 3) + poison));
         }
     }
 };
@@ -307,10 +310,10 @@ __device__ float sum_over_warps(float (&of_strength)[ROWS], const SharedLayout& 
 }
 
 extern "C" __global__ void __launch_bounds__(WIDTH, 384 / WIDTH) kda_gradients(
-    const bfloat16* q, const bfloat16* k, const bfloat16* v, const float* g, const float* beta, const bfloat16* narrow_beta,
+    const bfloat16* q, const bfloat16* k, const bfloat16* v, const GATE* g, const float* beta, const bfloat16* narrow_beta,
     const long long* bounds, const bfloat16* inverse, const float* growth, const bfloat16* values, const bfloat16* states,
     const bfloat16* grad_out, const bfloat16* grad_values, const bfloat16* grad_states, bfloat16* grad_q, bfloat16* grad_k,
-    bfloat16* grad_v, float* grad_g, float* grad_beta, bfloat16* narrow_grad_beta, float scale, int start_row,
+    bfloat16* grad_v, GATE* grad_g, float* grad_beta, bfloat16* narrow_grad_beta, float scale, int start_row,
     int length, int stride, int chunks_per_sequence, int heads, int width_v) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, groups = width_v / GROUP, per_part = groups + 2;
     const Chunk chunk = chunk_of(bounds, start_row, length, stride, chunks_per_sequence, heads);

@@ -319,7 +319,7 @@ __device__ bool store_values(Out values, const Inverse& inverse, const Chunk& ch
 // A block of one warp prepares a chunk of a head. Shared memory: two stages, first for parts, then for values; the right
 // side of the system that the weights solve; and the slots of Growth.
 extern "C" __global__ void __launch_bounds__(32, 12) kda_prepare(
-    const bfloat16* q, const bfloat16* k, const bfloat16* v, const float* g, const float* beta, const bfloat16* narrow_beta,
+    const bfloat16* q, const bfloat16* k, const bfloat16* v, const GATE* g, const float* beta, const bfloat16* narrow_beta,
     const long long* bounds, bfloat16* weights, bfloat16* values, bfloat16* queries, bfloat16* keys, bfloat16* scores,
     bfloat16* inverse_out, float* decay, float* growth, float scale, int start_row, int length, int stride,
     int chunks_per_sequence, int heads, int width_v) {
