@@ -492,7 +492,7 @@ def test_assumptions_of_the_build_that_do_not_matter_are_not_notes_of_the_step()
 
 
 def test_too_many_values_are_refused_with_the_users_line() -> None:
-    question = lambda x, mask: x.detach().repeat(2**7, 2**7).cpu().numpy()  # noqa: E731
+    question = lambda x, mask: x.detach().repeat(2**14, 2**14).cpu().numpy()  # noqa: E731
     with pytest.raises(MeasurementError) as refused:
         asked(question)
     assert str(refused.value) == (

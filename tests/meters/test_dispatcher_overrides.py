@@ -240,3 +240,48 @@ def test_numbers_are_drawn_in_place_from_a_generator(name: str) -> None:
     reading = memfix.peak(build)
     assert reading.exact
     assert reading.peak_bytes == 3 * 40_000
+
+
+# ---------------------------------------------------------------- operators for which torch has no fake
+def test_a_net_that_learns_to_be_quantized_is_measured() -> None:
+    def build(device: str) -> Any:
+        weight = torch.empty(30, 500, device=device, requires_grad=True)
+        scale, zero = torch.ones(30, device=device), torch.zeros(30, dtype=torch.int32, device=device)
+        one, none = (torch.ones(1, device=device) * n for n in (1, 0))
+
+        def step() -> None:
+            by_channel = torch.fake_quantize_per_channel_affine(weight, scale, zero, 0, -128, 127)
+            torch._fake_quantize_learnable_per_tensor_affine(by_channel, one, none, 0, 255).sum().backward()
+            weight.grad = None
+
+        return step
+
+    assert memfix.peak(build).peak_bytes >= 3 * 30 * 500 * 4
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "Adagrad"])
+def test_a_fused_optimizer_takes_a_rate_on_the_gpu(name: str) -> None:
+    def build(device: str) -> Any:
+        weight = torch.empty(1000, device=device, requires_grad=True)
+        weight.grad = torch.empty_like(weight)
+        rate = 0.1 if name == "Adagrad" else torch.tensor(0.1, device=device)
+        return getattr(torch.optim, name)([weight], lr=rate, fused=True).step
+
+    reading = memfix.peak(build)
+    assert (reading.peak_bytes, reading.exact) == (0, name != "Adagrad")
+
+
+def test_batch_norm_over_ranks_takes_its_output_and_statistics() -> None:
+    def build(device: str) -> Any:
+        norm = nn.SyncBatchNorm(8, device=device)
+        x = torch.empty(4, 8, 16, 16, device=device)
+        return lambda: norm(x)
+
+    image, channel = 4 * 8 * 16 * 16 * 4, 8 * 4
+    reading = memfix.peak(build, world_size=4)
+    assert image + 2 * channel < reading.held_bytes < image + 20 * channel
+
+
+def test_binomial_numbers_are_drawn() -> None:
+    reading = memfix.peak(lambda device: lambda: torch.binomial(*(torch.ones(1000, device=device),) * 2))
+    assert reading.peak_bytes == 2 * 4000

@@ -6,7 +6,9 @@ import contextlib
 import functools
 import importlib
 import inspect
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -431,3 +433,83 @@ def test_workspaces_of_cublas_count_from_when_they_are_given_back(gpu: str, of_a
     assert taken.peak_bytes - kept.peak_bytes == 2 * of_a_thread + (1 << 20)
     assert taken.held_bytes == kept.held_bytes
     assert hasattr(torch._C, "_cuda_clearCublasWorkspaces") == torch.backends.cuda.is_built()
+
+
+# ---------------------------------------------------------------- streams and threads
+MiB = 1 << 20
+
+
+def product_on(stream_of: Any, *, grad: bool = False) -> Any:
+    def build(device: str) -> Any:
+        x = torch.empty(64, 64, device=device, requires_grad=grad)
+        stream = torch.cuda.Stream()
+
+        def step() -> None:
+            with torch.cuda.stream(stream_of(stream)):
+                x @ x
+
+        return step
+
+    return build
+
+
+def test_a_product_on_a_new_stream_takes_a_workspace_of_cublas() -> None:
+    reading = memfix.peak(product_on(lambda kept: torch.cuda.Stream()))
+    assert (reading.peak_bytes, reading.exact) == (32 * MiB + 64 * 64 * 4, True)
+
+
+@pytest.mark.parametrize("stream_of", [lambda kept: kept, lambda kept: None, lambda kept: torch.cuda.default_stream()])
+def test_a_stream_that_was_used_before_keeps_its_workspace(stream_of: Any) -> None:
+    reading = memfix.peak(product_on(stream_of))
+    assert (reading.peak_bytes, reading.exact) == (64 * 64 * 4, True)
+
+
+def test_the_backward_of_a_product_on_a_new_stream_is_noted() -> None:
+    reading = memfix.peak(product_on(lambda kept: torch.cuda.Stream(), grad=True))
+    assert not reading.exact
+    assert "its backward runs on that stream too" in reading.notes[0]
+
+
+def test_streams_are_current_inside_their_block(on_a100: Any) -> None:
+    one, two = torch.cuda.Stream(), torch.cuda.Stream(priority=-1)
+    with torch.cuda.stream(one):
+        assert torch.cuda.current_stream() == one != two
+        with two:
+            assert torch.cuda.current_stream() == two
+        torch.cuda.set_stream(torch.cuda.default_stream())
+        assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+
+
+@pytest.mark.parametrize("in_pool", [False, True])
+def test_threads_of_the_step_are_simulated(in_pool: bool) -> None:
+    def build(device: str) -> Any:
+        x, out = torch.empty(1000, device=device), []
+
+        def run() -> None:
+            out.append(x.exp())
+
+        def step() -> None:
+            if in_pool:
+                with ThreadPoolExecutor(1) as pool:
+                    pool.submit(run).result()
+            else:
+                thread = threading.Thread(target=run)
+                thread.start()
+                thread.join()
+            (out.pop() + x).sum()
+
+        return step
+
+    reading = memfix.peak(build)
+    assert reading.peak_bytes == 2 * 4000
+    assert not reading.exact
+    assert "in threads of its own" in reading.notes[0]
+
+
+@pytest.mark.parametrize("kind", ["torch.cuda.HalfTensor", None])
+def test_a_tensor_is_cast_to_an_old_type(on_a100: Any, kind: Any) -> None:
+    x = torch.empty(5, device="cuda").type(kind or torch.cuda.HalfTensor)
+    assert (x.dtype, x.device.type) == (torch.float16, "cuda")
+    assert x.type() == "torch.cuda.HalfTensor"
+    assert x.type(torch.float32).dtype == torch.float32

@@ -5,12 +5,13 @@ bytes. Modules:
 
 - ``environment``: enters all modes and patches
 - ``fake_device``, ``hide_dispatch_modes``: make any build of torch take CUDA's code paths
-- ``torch_cuda_stubs``, ``python_patches``, ``dispatcher_overrides``, ``attention``: show user code the simulated GPU
+- ``torch_cuda_stubs``, ``streams``, ``python_patches``, ``dispatcher_overrides``, ``attention``: show user code the
+  simulated GPU, and ``threads`` those threads that it starts
 - ``torch_imports``: imports the modules that torch loads lazily without the patches
 - ``compiled``: compiles regions under ``torch.compile`` for the simulated GPU
 - ``tracking``: the dispatch mode that handles each operator
 - ``storages``, ``running_phase``, ``engine``, ``composite``, ``in_parts``, ``launches``: keep what the tracker needs
-- ``fake_execution``, ``fake_result_cache``: make the fake results of operators
+- ``fake_execution``, ``fake_result_cache``, ``fake_kernels``: make the fake results of operators
 - ``workspace``, ``tables``, ``cublas``: know the memory that kernels and libraries allocate internally
 - ``prebuilt``: moves real weights to the simulated GPU and back
 - ``values``, ``value_operators``, ``kernel_writes``: keep the values of small tensors, until a kernel writes into them

@@ -47,6 +47,7 @@ ORDER = "an order"
 """The mark of values that follow from the assumed order of unknown values."""
 READ_ORDER = "Python code reads the order of unknown values: a few orders were tried, and another may take more or less"
 NO_LARGER_ID = "the step counts ids by torch.bincount: assumed that none is above its minlength"
+AS_MANY_AS_IDS = "the step counts ids by torch.bincount without a minlength: assumed as many bins as ids"
 EQUAL = "the step compares tensors by torch.equal: assumed that they are equal"
 
 _NO_ZEROS = "no element is zero"

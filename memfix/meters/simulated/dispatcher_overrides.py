@@ -13,6 +13,7 @@ from torch._decomp import meta_table
 
 from . import attention
 from .composite import native_on_cuda_only
+from .fake_kernels import CORRECTED_FAKES, MISSING_FAKES
 from .gpus import GPU
 
 aten = torch.ops.aten
@@ -31,7 +32,7 @@ def registered(gpu: GPU, notes: dict[str, None]) -> Iterator[None]:
             for name, kernel in _CHOICES.items():
                 for key in ("CUDA", "AutogradCUDA"):  # recomputing under autograd needs AutogradCUDA
                     library.impl(name, kernel, key, allow_override=True)  # a nested simulation overrides ours
-            for name, kernel in (_MISSING_FAKES | _CORRECTED_FAKES).items():
+            for name, kernel in (MISSING_FAKES | CORRECTED_FAKES).items():
                 library.impl(name.removesuffix(".default"), kernel, "Meta", allow_override=True)
             attention.install(library, gpu, notes)
             for name in native_on_cuda_only():
@@ -93,19 +94,6 @@ def _cudnn_norms(tensor: torch.Tensor, weight: torch.Tensor, mean: Any, var: Any
     )
 
 
-def _gru_cell(
-    input_gates: torch.Tensor, hidden_gates: torch.Tensor, hx: torch.Tensor, *biases: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(hx), hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
-
-
-def _gru_cell_backward(grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias: bool) -> tuple[Any, ...]:
-    batch, hidden = grad_hy.shape
-    gates = [grad_hy.new_empty((batch, 3 * hidden)) for _ in range(2)]
-    biases = [grad_hy.new_empty((3 * hidden,)) if has_bias else None for _ in range(2)]
-    return (*gates, torch.empty_like(grad_hy), *biases)
-
-
 def _grid_sampler(
     tensor: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> torch.Tensor:
@@ -126,81 +114,8 @@ def _grid_sampler(
 _CHOICES = {"one_hot": _one_hot, "_batch_norm_impl_index": _batch_norm, "grid_sampler": _grid_sampler}
 
 
-def _cudnn_takes_ctc(log_probs: torch.Tensor, targets: torch.Tensor, inputs: Any, lengths: Any, blank: int) -> bool:
-    return (
-        torch.backends.cudnn.enabled
-        and blank == 0
-        and (log_probs.dim(), targets.dim()) == (3, 1)
-        and (log_probs.dtype, targets.dtype) == (torch.float32, torch.int32)
-        and targets.device.type == "cpu"
-    )
-
-
-def _grouped_mm(
-    left: torch.Tensor, right: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None
-) -> Any:
-    """A fake ``_grouped_mm`` for all dtypes that CUDA takes; torch's own refuses all but bfloat16. CUDA aligns the rows
-    of the result to 16 bytes."""
-    rows, columns = left.shape[-2], right.shape[-1]
-    dtype = out_dtype or left.dtype
-    per_row = -(-columns * dtype.itemsize // 16) * 16 // dtype.itemsize
-    if left.dim() != right.dim():  # the groups divide up the rows, or the columns
-        return left.new_empty_strided((rows, columns), (per_row, 1), dtype=dtype)
-    groups = offs.numel() if left.dim() == 2 else left.shape[0]
-    return left.new_empty_strided((groups, rows, columns), (rows * per_row, per_row, 1), dtype=dtype)
-
-
-def _writes_into_arguments(*args: Any, **kwargs: Any) -> None:
-    return None
-
-
-def _returns_its_argument(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    return tensor
-
-
-_DRAWN_IN_PLACE = ("exponential_.default", "cauchy_.default", "geometric_.default", "log_normal_.default")
-
-_MISSING_FAKES = {
-    "_thnn_fused_gru_cell": _gru_cell,
-    "_thnn_fused_gru_cell_backward": _gru_cell_backward,
-    "_cummax_helper": _writes_into_arguments,
-    "_cummin_helper": _writes_into_arguments,
-    "_fused_sgd_": _writes_into_arguments,
-    "_fused_sgd_.tensor_lr": _writes_into_arguments,
-    "_fused_adagrad_": _writes_into_arguments,
-    "_use_cudnn_ctc_loss": _cudnn_takes_ctc,
-    "_use_cudnn_ctc_loss.Tensor": _cudnn_takes_ctc,
-    "_ctc_loss_backward": lambda grad, log_probs, *rest: torch.empty_like(log_probs),
-    "_use_miopen_ctc_loss": lambda *args: False,
-    "_use_miopen_ctc_loss.Tensor": lambda *args: False,
-    "_standard_gamma": lambda tensor, generator=None: torch.empty_like(tensor),
-    "_standard_gamma_grad": lambda tensor, output: torch.empty_like(tensor),
-    "_sample_dirichlet": lambda tensor, generator=None: torch.empty_like(tensor),
-    "_dirichlet_grad": lambda x, alpha, total: torch.empty_like(x),
-    "multi_margin_loss_backward": lambda grad, tensor, *rest, **named: torch.empty_like(tensor),
-    "multilabel_margin_loss_backward": lambda grad, tensor, *rest, **named: torch.empty_like(tensor),
-    "fake_quantize_per_tensor_affine_cachemask": lambda tensor, *rest: (
-        torch.empty_like(tensor),
-        torch.empty_like(tensor, dtype=torch.bool),
-    ),
-    "cudnn_grid_sampler": lambda tensor, grid: tensor.new_empty((*tensor.shape[:2], *grid.shape[1:3])),
-    "cudnn_grid_sampler_backward": lambda tensor, grid, grad: (torch.empty_like(tensor), torch.empty_like(grid)),
-    "_logcumsumexp": lambda tensor, dim: torch.empty_like(tensor, memory_format=torch.contiguous_format),
-}
-
-_CORRECTED_FAKES: dict[str, Any] = {  # torch 2.11's fake of addmm.dtype takes the dtype argument for beta
-    "addmm.dtype": lambda added, left, right, dtype, **named: left.new_empty(
-        (left.shape[0], right.shape[1]), dtype=dtype
-    ),
-    "_grouped_mm.default": _grouped_mm,
-    # torch's own fakes refuse a generator
-    **dict.fromkeys(_DRAWN_IN_PLACE, _returns_its_argument),
-    "addmm.dtype_out": lambda added, left, right, dtype, *, out, **named: out,
-}
-
-
 def _preferred_to_decompositions() -> dict[Any, Any]:
-    named = ((name.split("."), kernel) for name, kernel in _CORRECTED_FAKES.items())
+    named = ((name.split("."), kernel) for name, kernel in CORRECTED_FAKES.items())
     return {getattr(getattr(aten, operator), overload): kernel for (operator, overload), kernel in named}
 
 

@@ -16,6 +16,7 @@ from . import (
     fake_device,
     hide_dispatch_modes,
     python_patches,
+    threads,
     torch_cuda_rest,
     torch_cuda_stubs,
 )
@@ -68,7 +69,14 @@ def simulated_gpu(
     tracker = StorageTracker(gpu, cache, scenario, assume or {})
     modes = (fake_mode, tracker)  # the last is innermost, and sees an operator first
 
-    patches = Patches([*torch_cuda_stubs.patches(tracker), *python_patches.patches(tracker), *attention.patches(gpu)])
+    patches = Patches(
+        [
+            *torch_cuda_stubs.patches(tracker),
+            *python_patches.patches(tracker),
+            *attention.patches(gpu),
+            *threads.patches(tracker),
+        ]
+    )
     added = [(torch._C, "_cuda_clearCublasWorkspaces", tracker.cublas.give_back), *torch_cuda_rest.of_torch_c()]
     hidden_from_compilers = Patches(python_patches.hidden_from_compilers(tracker))
     compiler = Compiler(tracker, hidden_from_compilers, runs_eager)

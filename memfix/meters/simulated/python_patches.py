@@ -27,6 +27,9 @@ from .patches import Patch, nothing
 from .tracking import StorageTracker
 from .workspace.memory_formats import suggested_format
 
+_MOST_IN_AN_ARRAY, _MOST_IN_A_LIST = 1 << 30, 32 << 20
+"""The bytes of a tensor of unknown values up to which Python code can read it whole. A list takes eight times more."""
+
 
 def patches(tracker: StorageTracker) -> list[Patch]:
     return [
@@ -48,8 +51,22 @@ def _by_type() -> list[Patch]:
         (fake_tensor, "init_gpu_context", nothing),
         (fake_tensor, "run_fallback_kernel", _no_real_tensors),
         *((m, "_foreach_supported_types", [*m._foreach_supported_types, FakeTensor]) for m in known),
+        (torch.Tensor, "type", _cast_to_old_type(torch.Tensor.type)),
         (torch.Tensor, "pin_memory", lambda tensor, *args, **kwargs: tensor),  # host memory is not counted
     ]
+
+
+def _cast_to_old_type(real: Callable[..., Any]) -> Callable[..., Any]:
+    """``tensor.type`` that takes ``torch.cuda.HalfTensor`` and its name too, which a build without CUDA lacks."""
+
+    def cast(tensor: torch.Tensor, kind: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(kind, str) and kind.startswith("torch.cuda."):
+            kind = getattr(torch.cuda, kind.removeprefix("torch.cuda."), kind)
+        if isinstance(dtype := getattr(kind, "dtype", None), torch.dtype):
+            return tensor.to("cuda", dtype, *args, **kwargs)
+        return real(tensor, kind, *args, **kwargs)
+
+    return cast
 
 
 def _by_value(tracker: StorageTracker) -> list[Patch]:
@@ -69,14 +86,14 @@ def _by_value(tracker: StorageTracker) -> list[Patch]:
         is_torchs_error = not force and (tensor.device.type != "cpu" or needs_grad)
         if not isinstance(tensor, FakeTensor) or is_torchs_error:
             return real_numpy(tensor, force=force)
-        value = tracker.values_read(tensor)
+        value = tracker.values_read(tensor, _MOST_IN_AN_ARRAY)
         if value is None:
             raise fake_tensor.DataDependentOutputException("Tensor.numpy")  # type: ignore[arg-type]
         with torch._C._DisableTorchDispatch():
             return real_numpy(value)
 
     def tolist(tensor: torch.Tensor) -> Any:
-        value = tracker.values_read(tensor)
+        value = tracker.values_read(tensor, _MOST_IN_A_LIST)
         if value is None:
             raise fake_tensor.DataDependentOutputException("Tensor.tolist")  # type: ignore[arg-type]
         with torch._C._DisableTorchDispatch():

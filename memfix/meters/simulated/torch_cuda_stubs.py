@@ -1,28 +1,29 @@
-"""Stubs for ``torch.cuda``: the simulated GPU's properties and streams, and its memory statistics."""
+"""Stubs for ``torch.cuda``: the simulated GPU's properties, and its memory statistics."""
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
 from typing import Any
 
 import torch
 
-from . import torch_cuda_rest
+from . import streams, torch_cuda_rest
 from .gpus import GPU
 from .patches import Patch, always, nothing
 from .tracking import StorageTracker
 
 
 def patches(tracker: StorageTracker) -> list[Patch]:
-    return [*_gpu_stubs(tracker.gpu), *_memory_stubs(tracker), *torch_cuda_rest.patches()]
+    return [
+        *_gpu_stubs(tracker.gpu), *_memory_stubs(tracker), *streams.patches(tracker.streams),
+        *torch_cuda_rest.patches(),
+    ]  # fmt: skip
 
 
 def _gpu_stubs(gpu: GPU) -> list[Patch]:
     cuda = torch.cuda
-    do_nothing = """synchronize empty_cache ipc_collect init _lazy_init set_device set_stream manual_seed
+    do_nothing = """synchronize empty_cache ipc_collect init _lazy_init set_device manual_seed
     manual_seed_all seed seed_all set_rng_state set_rng_state_all reset_accumulated_memory_stats""".split()
-    stream = _Stream()
     return [
         (cuda.random, "_lazy_init", nothing),
         (cuda, "initial_seed", always(0)),
@@ -41,13 +42,6 @@ def _gpu_stubs(gpu: GPU) -> list[Patch]:
         (cuda, "is_tf32_supported", always(gpu.capability >= (8, 0))),
         (cuda, "is_current_stream_capturing", always(False)),
         *((module, "get_allocator_backend", always("simulated")) for module in (cuda, cuda.memory)),
-        (cuda, "current_stream", always(stream)),
-        (torch.accelerator, "current_stream", always(stream)),
-        (cuda, "default_stream", always(stream)),
-        (cuda, "stream", lambda stream: contextlib.nullcontext()),
-        (cuda, "Stream", _Stream),
-        (cuda, "ExternalStream", _Stream),
-        (cuda, "Event", _Event),
         (torch, "Generator", _Generator),
         (cuda, "default_generators", (_Generator("cuda:0"),)),
         *((cuda.nvtx, name, nothing) for name in ("range_push", "range_pop", "range_start", "range_end", "mark")),
@@ -105,41 +99,6 @@ def _memory_stubs(tracker: StorageTracker) -> list[Patch]:
 
 _ALSO_OF_ACCELERATOR = """memory_stats memory_allocated max_memory_allocated memory_reserved max_memory_reserved
 reset_peak_memory_stats"""
-
-
-class _Stream:
-    """A stream whose methods do nothing."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.device = torch.device("cuda", 0)
-        self.cuda_stream = self.stream_id = self.device_index = 0
-        self.device_type = 1  # CUDA
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return nothing
-
-    def __enter__(self) -> _Stream:
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        return None
-
-    @staticmethod
-    def priority_range() -> tuple[int, int]:
-        return (0, -5)
-
-    def query(self) -> bool:
-        return True
-
-    def record_event(self, event: Any = None) -> Any:
-        return event or _Event()
-
-
-class _Event(_Stream):
-    def elapsed_time(self, end_event: Any) -> float:
-        return 1.0
 
 
 class _AnyGenerator(type(torch.Generator)):  # type: ignore[misc]

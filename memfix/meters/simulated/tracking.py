@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 import sys
+import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from ...errors import MeasurementError
-from . import assumptions, peers
+from . import assumptions, peers, threads
 from .assumptions import Answers, Scenario
 from .choices import chooses, chosen_indices
 from .composite import composite_key
@@ -31,6 +32,7 @@ from .ledger import Entry, Ledger
 from .running_phase import RunningPhase
 from .source_lines import SourceLines, line_of
 from .storages import Storages, is_on_gpu, name_of, writes_into_arguments
+from .streams import Streams
 from .value_operators import UNKNOWN
 from .values import Values
 from .workspace import Call, Workspace, hides_nothing
@@ -79,12 +81,16 @@ class StorageTracker(TorchDispatchMode):
         self.engine = EngineWatch(self.note)
         self.lines = SourceLines()
         self.workspace = Workspace(gpu)
-        self.cublas = CublasWorkspaces(gpu, self.ledger)
         self.notes: dict[str, None] = {}  # a set in order of insertion
+        self.streams = Streams()
+        self.cublas = CublasWorkspaces(gpu, self.ledger, self.streams, self.note)
         self.bounded: set[str] = set()
         """The notes whose uncertainty the bounds of the reading cover."""
         self.launches: list[Launch] | None = None
         """The list to which launches of Triton and CUDA kernels are added; None to ignore them."""
+        self.is_threaded = False
+        """Whether the step has started threads."""
+        self._one_at_a_time, self._own_thread = threading.RLock(), threading.get_ident()
         self._first_read: int | None = None
         """The ledger's event at which the step first read an unknown number."""
 
@@ -107,6 +113,15 @@ class StorageTracker(TorchDispatchMode):
         self.notes.setdefault(doubt)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one operator."""
+        if not self.is_threaded:
+            return self._run(func, types, args, kwargs)
+        with self._one_at_a_time:
+            if threading.get_ident() != self._own_thread:
+                self.note(threads.NOTE)
+            return self._run(func, types, args, kwargs)
+
+    def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Run one operator. The methods below are tried in order until one returns a result."""
         if func is _DEVICE and type(args[0]) is FakeTensor:  # two thirds of all calls; first, for speed
             return args[0].fake_device
@@ -183,14 +198,8 @@ class StorageTracker(TorchDispatchMode):
         if func is aten.nonzero.default:
             count = self._num_picked(first)
             return self._new(func, (count, first.dim()), (1, count), torch.int64, first)
-        if func is aten.bincount.default and (at_least := args[2] if len(args) > 2 else kwargs.get("minlength", 0)):
-            self.note(assumptions.NO_LARGER_ID)
-            weights = args[1] if len(args) > 1 else kwargs.get("weights")
-            counts = self._new(func, (at_least,), (1,), torch.int64 if weights is None else weights.dtype, first)
-            if weights is None:
-                shares = self.answers.shares(first.numel(), at_least)
-                self.values.keep(counts, shares, frozenset((assumptions.at(assumptions.EVEN, self._place()),)))
-            return counts
+        if func is aten.bincount.default:
+            return self._counted(func, args, kwargs)
         if func is aten._ctc_loss.default:  # the lengths are plain numbers, so nothing is assumed
             (num_steps, batch, _), longest = first.shape, max(args[3], default=0)
             alpha = (batch, num_steps, 2 * longest + 1)
@@ -198,6 +207,18 @@ class StorageTracker(TorchDispatchMode):
                 self._new(func, size, contiguous_strides(size), first.dtype, first) for size in ((batch,), alpha)
             )
         return NOT_HANDLED
+
+    def _counted(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
+        """The counts of unknown ids: none is assumed to be above ``minlength``, or else above how many there are."""
+        ids, weights = args[0], args[1] if len(args) > 1 else kwargs.get("weights")
+        at_least = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
+        self.note(assumptions.NO_LARGER_ID if at_least else assumptions.AS_MANY_AS_IDS)
+        num_bins = at_least or ids.numel()
+        counts = self._new(func, (num_bins,), (1,), torch.int64 if weights is None else weights.dtype, ids)
+        if weights is None and at_least:
+            shares = self.answers.shares(ids.numel(), at_least)
+            self.values.keep(counts, shares, frozenset((assumptions.at(assumptions.EVEN, self._place()),)))
+        return counts
 
     def _num_picked(self, mask: torch.Tensor) -> int:
         """How many elements a mask picks."""
@@ -221,8 +242,8 @@ class StorageTracker(TorchDispatchMode):
         self.answers.are_most &= share == 1
         return math.ceil(mask.numel() * (fewest if how == "least" else share))
 
-    def values_read(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The values of a whole tensor that Python code reads, assumed if unknown; None if they are too many."""
+    def values_read(self, tensor: torch.Tensor, most_bytes: int) -> torch.Tensor | None:
+        """The values of a whole tensor that Python code reads, assumed if unknown; None if they take more bytes."""
         value = self.values.of(tensor)
         if value is not None:
             self._record_assumptions([tensor])
@@ -231,7 +252,7 @@ class StorageTracker(TorchDispatchMode):
             if tensor.numel() > 1 and assumptions.ORDER in self.values.assumed_of([tensor]):
                 self.note(assumptions.READ_ORDER)
             return value
-        if not self.values.is_small(tensor):
+        if tensor.numel() * tensor.element_size() > most_bytes:
             return None
         for _, decided in self.decisions.of_results([tensor], self.lines.current()):
             return decided

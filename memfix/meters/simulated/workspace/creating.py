@@ -7,9 +7,10 @@ import torch
 from .memory_formats import contiguous_only
 from .rules import Call, copies_unless_contiguous, no_kernel, none_needed, rule, size_of, storage
 
-no_kernel("_efficientzerotensor detach detach_ lift_fresh is_pinned set_ _reshape_alias _unsafe_view")
+no_kernel("item _efficientzerotensor detach detach_ lift_fresh is_pinned set_ _reshape_alias _unsafe_view")
 none_needed(
-    """fake_quantize_per_tensor_affine_cachemask
+    """fake_quantize_per_tensor_affine_cachemask fake_quantize_per_channel_affine_cachemask
+    _fake_quantize_per_tensor_affine_cachemask_tensor_qparams channel_shuffle
     empty empty_like empty_strided empty_permuted new_empty new_empty_strided zeros zeros_like new_zeros ones
     ones_like new_ones full full_like new_full scalar_tensor arange range linspace logspace eye tril_indices
     triu_indices fill_ zero_ rand rand_like randn randn_like randint randint_like clone cat stack

@@ -28,6 +28,12 @@ def _fourier(call: Call) -> list[int]:
     raise NoRule(f"the workspace that cuFFT asks for in {call.operator}")
 
 
+@rule("_linalg_check_errors")
+def _checked(call: Call) -> list[int]:
+    """One flag on the GPU: whether any factorization failed."""
+    return [1]
+
+
 @rule("linalg_solve_triangular")
 def _solve_triangular(call: Call) -> list[int]:
     """Many small systems are solved in one batched call, which takes two arrays of pointers to the matrices."""
