@@ -285,3 +285,19 @@ def test_batch_norm_over_ranks_takes_its_output_and_statistics() -> None:
 def test_binomial_numbers_are_drawn() -> None:
     reading = memfix.peak(lambda device: lambda: torch.binomial(*(torch.ones(1000, device=device),) * 2))
     assert reading.peak_bytes == 2 * 4000
+
+
+@pytest.mark.parametrize("sizes", [(), (1,), (1, 1), (3, 1), (1, 4), (2, 3, 1)])
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_a_norm_has_the_axes_that_are_left(sizes: tuple[int, ...], keepdim: bool) -> None:
+    for dim in (None, -1, 0, *([(-1, 0)] if len(sizes) > 1 else [])):
+        for dtype in (torch.float32, torch.complex64):
+            real = torch.linalg.vector_norm(torch.ones(sizes, dtype=dtype), dim=dim, keepdim=keepdim)
+            found: list[Any] = []
+
+            def build(device: str, dtype: Any = dtype, dim: Any = dim, found: list[Any] = found) -> Any:
+                given = torch.ones(sizes, dtype=dtype, device=device)
+                return lambda: found.append(torch.linalg.vector_norm(given, dim=dim, keepdim=keepdim))
+
+            memfix.peak(build)
+            assert {(each.shape, each.dtype) for each in found} == {(real.shape, real.dtype)}

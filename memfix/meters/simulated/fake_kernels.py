@@ -46,6 +46,15 @@ def _grouped_mm(
     return left.new_empty_strided((groups, rows, columns), (rows * per_row, per_row, 1), dtype=dtype)
 
 
+def _vector_norm(
+    tensor: torch.Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> torch.Tensor:
+    """Torch 2.11's own fake keeps an axis of one element that is counted from the end."""
+    reduced = {axis % max(1, tensor.dim()) for axis in dim or range(tensor.dim())}
+    sizes = [1 if axis in reduced else size for axis, size in enumerate(tensor.shape) if keepdim or axis not in reduced]
+    return tensor.new_empty(sizes, dtype=(dtype or tensor.dtype).to_real())
+
+
 def _writes_into_arguments(*args: Any, **kwargs: Any) -> None:
     return None
 
@@ -156,6 +165,7 @@ CORRECTED_FAKES: dict[str, Any] = {  # torch 2.11's fake of addmm.dtype takes th
         (left.shape[0], right.shape[1]), dtype=dtype
     ),
     "_grouped_mm.default": _grouped_mm,
+    "linalg_vector_norm.default": _vector_norm,
     # torch's own fakes refuse a generator
     **dict.fromkeys(_DRAWN_IN_PLACE, _returns_its_argument),
     "addmm.dtype_out": lambda added, left, right, dtype, *, out, **named: out,
