@@ -29,6 +29,7 @@ from .gpus import GPU
 from .in_parts import PARTS
 from .launches import Launch
 from .ledger import Entry, Ledger
+from .memory_access import is_refused_access
 from .running_phase import RunningPhase
 from .source_lines import SourceLines, line_of
 from .storages import Storages, is_on_gpu, name_of, writes_into_arguments
@@ -313,8 +314,12 @@ class StorageTracker(TorchDispatchMode):
         try:
             with self:
                 result = func._op_dk(key, *args, **kwargs)
-        except NotImplementedError:
-            self.note(f"{func} could not be taken apart: what it hides is not known")
+        except (NotImplementedError, RuntimeError) as error:
+            launches_kernel = is_refused_access(error)
+            if not (launches_kernel or isinstance(error, NotImplementedError)):
+                raise
+            if not (launches_kernel and hides_nothing(func)):
+                self.note(f"{func} could not be taken apart: what it hides is not known")
             return NOT_HANDLED
         # a composite that only makes a view may bypass the dispatcher, and then returns a meta tensor, not a fake one;
         # one on the CPU that resizes an empty result, such as polar, leaves that real tensor empty
