@@ -273,6 +273,7 @@ class SimulatedMeter:
         with listening(ledger.enter_stage):
             result = step()
         ledger.settle()
+        tracker.note_late_frees()
         requested, allocated = ledger.requested, ledger.allocated
         held_bytes = requested.live - requested.base
         peak_bytes, allocated_bytes = requested.peak - requested.base, allocated.peak - allocated.base

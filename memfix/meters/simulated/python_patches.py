@@ -117,7 +117,7 @@ def _layers(tracker: StorageTracker) -> list[Patch]:
     """Patch functions whose code path depends on the machine (RNNs, convolution layouts), and ``record_stream``."""
 
     def record_stream(tensor: torch.Tensor, stream: Any) -> None:
-        tracker.note("record_stream: memory is taken to be free once unreferenced, not when the other stream is done")
+        tracker.record_stream(tensor)
 
     def recurrent(name: str) -> Callable[..., Any]:
         real = getattr(torch._VF, name)
