@@ -213,3 +213,52 @@ def test_autocast_casts_arguments_in_the_order_of_the_machine_that_was_measured(
 
     assert _order_of_gradients(by_autocast) == ["weight", "bias"]
     assert _order_of_gradients(by_hand) == ["bias", "weight"]
+
+
+# ---------------------------------------------------------------- the gradients that autograd's thread still holds
+def leapfrog(*, needs_more: bool, by_func: bool = False) -> Any:
+    """A gradient is dropped, and then a forward takes more than was alive beside the gradient."""
+
+    def build(device: str) -> Any:
+        weight = torch.ones(1000, device=device)
+
+        def gradient(of: torch.Tensor) -> torch.Tensor:
+            if by_func:
+                return torch.func.grad(lambda x: x.square().sum())(of)
+            of = of.detach().requires_grad_()
+            return torch.autograd.grad(of.square().sum(), of)[0]
+
+        def step() -> None:
+            gradient(weight)
+            torch.empty(4000 if needs_more else 1, device=device)
+
+        return step
+
+    return build
+
+
+@pytest.mark.parametrize("by_func", [False, True])
+def test_a_gradient_that_was_returned_may_be_dropped_late(by_func: bool) -> None:
+    """Measured on an H200 whose CPU was busy: the gradient was alive in the forward that followed."""
+    reading = memfix.peak(leapfrog(needs_more=True, by_func=by_func))
+    assert reading.notes == (engine.LAST_GRADIENTS,)
+    assert (reading.at_least, reading.peak_bytes, reading.at_most) == (16000, 16000, 20000)
+
+
+def test_a_gradient_that_is_dropped_late_does_not_matter_below_the_peak() -> None:
+    assert memfix.peak(leapfrog(needs_more=False)).exact
+
+
+def test_the_next_backward_drops_the_gradients_of_the_last() -> None:
+    def build(device: str) -> Any:
+        weight = torch.ones(1000, device=device, requires_grad=True)
+
+        def step() -> None:
+            torch.autograd.grad(weight.square().sum(), weight)
+            (weight * torch.ones(1, device=device)).sum().backward()
+            weight.grad = None
+            torch.empty(3000, device=device)
+
+        return step
+
+    assert memfix.peak(build).exact

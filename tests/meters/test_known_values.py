@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import weakref
 from functools import partial
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorConverter
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, TensorDataset
 
 import memfix
@@ -374,6 +377,59 @@ def test_what_a_step_makes_moves_and_drops_is_freed(move: str) -> None:
     reading = memfix.peak(build)
     assert reading.peak_bytes > 0
     assert (reading.held_bytes, reading.leaked_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "LBFGS", "Adagrad"])
+def test_the_state_of_an_optimizer_that_resumed_is_freed_with_it(kind: str) -> None:
+    def build(device: str) -> Any:
+        net, x = nn.Linear(50, 50, device=device), torch.ones(4, 50, device=device)
+        make = getattr(torch.optim, kind)
+        optimizer = make(net.parameters())
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = net(x).square().sum()
+            loss.backward()
+            return loss
+
+        def step() -> None:
+            nonlocal optimizer
+            optimizer.step(closure)
+            saved = copy.deepcopy(optimizer.state_dict())
+            states = [weakref.ref(leaf) for leaf in tree_leaves(optimizer.state) if getattr(leaf, "is_cuda", False)]
+            optimizer = make(net.parameters())
+            num_alive.append(sum(state() is not None for state in states))
+            optimizer.load_state_dict(saved)
+
+        return step
+
+    num_alive: list[int] = []
+    memfix.peak(build)
+    assert num_alive
+    assert not any(num_alive)
+
+
+def test_lists_in_the_state_of_an_optimizer_from_outside_are_as_before() -> None:
+    parameter = nn.Parameter(torch.ones(50))
+    optimizer = torch.optim.LBFGS([parameter], max_iter=2)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (parameter.square() - 3).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    before = copy.deepcopy(optimizer.state_dict()["state"])
+
+    def build(device: str) -> Any:
+        parameter.data = parameter.data.to(device)
+        return lambda: optimizer.step(closure)
+
+    with contextlib.suppress(Exception):  # its state is on the CPU
+        memfix.peak(build)
+    after = optimizer.state_dict()["state"]
+    assert str(after) == str(before)
 
 
 @pytest.mark.parametrize("move", ["to", "data"])

@@ -327,3 +327,67 @@ def test_what_was_there_before_and_a_restart_move_the_bounds_too() -> None:
     assert bounds(ledger) == (1000, 1050, 1080)
     ledger.restart()
     assert bounds(ledger) == (1000, 1000, 1000)
+
+
+# ---------------------------------------------------------------- memory that is freed late
+def late(ledger: Ledger, size: int, reason: str = "a stream") -> Entry:
+    made = born(ledger, size)
+    ledger.may_be_late(made, reason)
+    return made
+
+
+def test_memory_that_may_be_freed_late_counts_on_in_the_late_peak() -> None:
+    ledger = Ledger()
+    ledger.death(late(ledger, 100))
+    born(ledger, 70)
+    ledger.workspace([entry(5)])
+    assert ledger.requested.peak == 100
+    assert (ledger.late_peak, ledger.late_reasons) == (175, {"a stream"})
+
+
+def test_the_most_that_a_workspace_takes_counts_in_the_late_peak() -> None:
+    ledger = Ledger()
+    ledger.death(late(ledger, 100))
+    ledger.workspace([entry(5)], (0, 50))
+    assert ledger.late_peak == 150
+
+
+def test_memory_is_late_only_until_its_reason_ends() -> None:
+    ledger = Ledger()
+    ledger.death(late(ledger, 100, "a thread"))
+    alive, other = late(ledger, 10, "a thread"), late(ledger, 20)
+    ledger.no_longer_late("a thread")
+    ledger.death(alive)
+    ledger.death(other)
+    born(ledger, 200)
+    assert (ledger.late_peak, ledger.late_reasons) == (220, {"a stream"})
+
+
+def test_an_heir_of_late_memory_is_late_and_counts_once() -> None:
+    ledger = Ledger()
+    old, new = late(ledger, 100), entry(100)
+    ledger.birth_in_place_of(old, new)
+    ledger.death(old)
+    assert ledger.requested.live == 100
+    ledger.death(new)
+    born(ledger, 1)
+    assert ledger.late_peak == 101
+
+
+def test_a_late_storage_that_is_emptied_is_late() -> None:
+    ledger = Ledger()
+    gathered = late(ledger, 100)
+    ledger.resize(gathered, 0)
+    ledger.resize(gathered, 100)
+    assert ledger.late_peak == 200
+    ledger.death(gathered)
+    born(ledger, 100)
+    assert ledger.late_peak == 200
+
+
+def test_nothing_is_late_when_a_step_begins() -> None:
+    ledger = Ledger()
+    ledger.death(late(ledger, 100))
+    ledger.restart()
+    born(ledger, 10)
+    assert ledger.late_peak == 0

@@ -191,6 +191,17 @@ def wrapped(kind: type[_Wrapping]) -> Any:
     return build
 
 
+def test_the_reducer_of_data_parallel_is_refused_by_name() -> None:
+    """The fake group returns no reduced gradients to it, on a GPU neither."""
+
+    def build(device: str) -> Any:
+        net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4, device=device))
+        return lambda: net(torch.ones(2, 4, device=device)).sum().backward()
+
+    with pytest.raises(MeasurementError, match=r"DistributedDataParallel takes .* at .*test_refusals.py:\d+; measure"):
+        memfix.peak(build, world_size=2)
+
+
 def test_a_dtensor_is_refused_by_name() -> None:
     message = "DTensor spans several GPUs, and one is simulated; measure the local tensors' step"
     assert refused(wrapped(DTensor)) == message

@@ -21,6 +21,7 @@ import memfix
 from memfix.errors import MeasurementError
 from memfix.meters.simulated.environment import simulated_gpu
 from memfix.meters.simulated.gpus import H200, get_gpu
+from memfix.meters.simulated.streams import GRADIENTS, RECORDED
 from memfix.meters.simulated.tracking import StorageTracker
 
 A100 = get_gpu("A100")
@@ -340,19 +341,78 @@ def test_a_whole_step_with_a_grad_scaler_is_one_in_which_nothing_overflowed() ->
     assert reading.leaked_bytes == 0
 
 
-def test_memory_that_another_stream_uses_is_noted() -> None:
+def recorded(*, then_needs_more: bool) -> Any:
     def build(device: str) -> Any:
-        x = torch.empty(1000, device=device)
+        other = torch.cuda.Stream()
 
-        def step() -> torch.Tensor:
-            x.record_stream(torch.cuda.Stream())
-            return x + 1
+        def step() -> None:
+            x = torch.empty(1000, device=device)
+            x.record_stream(other)
+            del x
+            torch.empty(1000 if then_needs_more else 0, device=device)
 
         return step
 
-    assert memfix.peak(build).notes == (
-        "record_stream: memory is taken to be free once unreferenced, not when the other stream is done",
-    )
+    return build
+
+
+def test_memory_that_another_stream_uses_may_be_freed_late() -> None:
+    reading = memfix.peak(recorded(then_needs_more=True))
+    assert reading.notes == (RECORDED,)
+    assert (reading.at_least, reading.peak_bytes, reading.at_most) == (4000, 4000, 8000)
+
+
+def test_memory_that_another_stream_uses_does_not_matter_if_no_more_is_needed() -> None:
+    assert memfix.peak(recorded(then_needs_more=False)).exact
+
+
+def squared_on(*streams_of: Any) -> Any:
+    """A chain of squares, each on a stream of its own, and a backward on the current stream."""
+
+    def build(device: str) -> Any:
+        x = torch.ones(1000, device=device, requires_grad=True)
+        made = torch.cuda.Stream()
+
+        def step() -> None:
+            y = x
+            for stream_of in streams_of:
+                with torch.cuda.stream(stream_of(made)):
+                    y = y.square()
+            y.sum().backward()
+            x.grad = None
+
+        return step
+
+    return build
+
+
+def test_gradients_that_pass_between_streams_may_be_freed_late() -> None:
+    """The engine records a gradient on the stream of the node that takes it."""
+    one, two = (memfix.peak(squared_on(*each)) for each in ([default, default], [default, kept]))
+    assert one.exact
+    assert two.notes == (GRADIENTS,)
+    assert two.at_least == two.peak_bytes == one.peak_bytes < two.at_most  # type: ignore[operator]
+
+
+def default(_: Any) -> None:
+    return None
+
+
+def kept(stream: Any) -> Any:
+    return stream
+
+
+def test_a_whole_step_on_one_stream_frees_nothing_late() -> None:
+    def build(device: str) -> Any:
+        step, stream = squared_on(default, default)(device), torch.cuda.Stream()
+
+        def on_stream() -> None:
+            with torch.cuda.stream(stream):
+                step()
+
+        return on_stream
+
+    assert memfix.peak(build).exact
 
 
 @pytest.mark.parametrize(

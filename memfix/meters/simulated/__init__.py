@@ -13,6 +13,7 @@ bytes. Modules:
 - ``storages``, ``running_phase``, ``engine``, ``composite``, ``in_parts``, ``launches``: keep what the tracker needs
 - ``fake_execution``, ``fake_result_cache``, ``fake_kernels``: make the fake results of operators
 - ``workspace``, ``tables``, ``cublas``: know the memory that kernels and libraries allocate internally
+- ``memory_access``: keeps kernels from the memory of simulated tensors, gives them addresses, and copies them deeply
 - ``prebuilt``: moves real weights to the simulated GPU and back
 - ``values``, ``value_operators``, ``kernel_writes``: keep the values of small tensors, until a kernel writes into them
 - ``assumptions``, ``decisions``, ``peers``: answer reads of unknown values; ``refusals`` explains what is not supported
@@ -272,6 +273,7 @@ class SimulatedMeter:
         with listening(ledger.enter_stage):
             result = step()
         ledger.settle()
+        tracker.note_late_frees()
         requested, allocated = ledger.requested, ledger.allocated
         held_bytes = requested.live - requested.base
         peak_bytes, allocated_bytes = requested.peak - requested.base, allocated.peak - allocated.base

@@ -22,7 +22,9 @@ import torch
 
 from ...errors import ON_A_GPU, MeasurementError
 from .patches import applied
+from .running_phase import is_in_backward
 from .workspace.layout import is_dense
+from .workspace.rules import tensors_in
 
 aten = torch.ops.aten
 
@@ -35,11 +37,27 @@ _STACK_BYTES_OF_OTHERS = 256 << 10  # for all other frames
 _STACK_BYTES_OF_THREADS = 8 << 20  # glibc's default for a thread
 
 
-class EngineWatch:
-    """Watches backward passes, to tell an ``add`` that a node runs from the engine's accumulation after a node."""
+LAST_GRADIENTS = (
+    "gradients that torch.autograd.grad returned: autograd's thread may drop them late, on a busy machine only"
+    " before the next backward; the bounds are at once and then"
+)
 
-    def __init__(self, note: Callable[[str], None]) -> None:
+
+class EngineWatch:
+    """Watches backward passes, to tell an ``add`` that a node runs from the engine's accumulation after a node.
+
+    ``begins`` and ``returned`` are called before a backward pass that is not inside another one, and with the gradients
+    that ``torch.autograd.grad`` returned.
+    """
+
+    def __init__(
+        self,
+        note: Callable[[str], None],
+        begins: Callable[[], None] = lambda: None,
+        returned: Callable[[list[torch.Tensor]], None] = lambda gradients: None,
+    ) -> None:
         self._note = note
+        self._begins, self._returned = begins, returned
         self._numbers_of_gradients: list[range] = []
         self._num_nodes = 0
         self._finished_node: int | None = None
@@ -82,6 +100,14 @@ class EngineWatch:
         run = torch.autograd.graph._engine_run_backward
 
         def run_watched(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_in_backward():
+                return run_hooked(outputs, *args, **kwargs)
+            self._begins()
+            result = run_hooked(outputs, *args, **kwargs)
+            self._returned(tensors_in(result))
+            return result
+
+        def run_hooked(outputs: Any, *args: Any, **kwargs: Any) -> Any:
             self._hook_nodes(outputs if isinstance(outputs, (tuple, list)) else (outputs,))
             outer, self._finished_node = self._finished_node, None
             first = torch._C._autograd._get_sequence_nr()

@@ -15,6 +15,7 @@ from . import (
     dispatcher_overrides,
     fake_device,
     hide_dispatch_modes,
+    memory_access,
     python_patches,
     threads,
     torch_cuda_rest,
@@ -64,6 +65,7 @@ def simulated_gpu(
     fake_device.install()
     num_outer_modes = torch._C._len_torch_dispatch_stack()
     fake_mode = _NoDeviceFakeMode(allow_non_fake_inputs=True)
+    memory_access.guard(fake_mode)
     # while the tracker handles an operator it is off the stack, and FakeTensorMode is the innermost mode
     cache = FakeResultCache(fake_mode, num_modes=num_outer_modes + 1, hides_modes=hides_modes)
     tracker = StorageTracker(gpu, cache, scenario, assume or {})
@@ -73,6 +75,7 @@ def simulated_gpu(
         [
             *torch_cuda_stubs.patches(tracker),
             *python_patches.patches(tracker),
+            *memory_access.patches(tracker),
             *attention.patches(gpu),
             *threads.patches(tracker),
         ]

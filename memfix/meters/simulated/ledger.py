@@ -6,6 +6,7 @@ It imports no torch. Time is a count of events, so two runs of the same code giv
 from __future__ import annotations
 
 import functools
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +24,8 @@ class Entry:
     phase: str = ""
     born: int = 0
     died: int | None = None
+    freed_late: str | None = None
+    """Why its memory may be freed only some time after its last reference; None if it is freed with that."""
 
 
 @dataclass
@@ -66,6 +69,13 @@ class Ledger:
     event: int = 0
     phases: list[tuple[int, str]] = field(default_factory=lambda: [(0, "forward")])
     stages: list[tuple[int, str | None]] = field(default_factory=list)
+    late_births: str | None = None
+    """Why memory that is allocated in backward may be freed late; None if it is not."""
+    late_peak: int = 0
+    """The peak if what may be freed late is freed as late as possible, and ``late_reasons``, why it may be."""
+    late_reasons: frozenset[str] = frozenset()
+    _late: Counter[str] = field(default_factory=Counter)
+    _marked: defaultdict[str, list[Entry]] = field(default_factory=lambda: defaultdict(list))
     _heir: tuple[Entry, Entry] | None = None
 
     # ---------------------------------------------------------------- recording
@@ -104,18 +114,21 @@ class Ledger:
         heir = self._heir[1] if self._heir is not None and self._heir[0] is entry else None
         if heir is None:
             self.settle()
+            self._free(entry)
         self._heir = None
         self.event += 1
         entry.died = self.event
         self._remove(entry.bytes)
         if heir is not None:
-            heir.born = self.event
+            heir.born, heir.freed_late = self.event, heir.freed_late or entry.freed_late
             self._add(heir.bytes)
 
     def resize(self, entry: Entry, size: int) -> None:
         self.settle()
         self.event += 1
         self.entries.append(replace(entry, died=self.event))  # the old size ends here
+        self._free(entry)
+        entry.freed_late = None
         self._remove(entry.bytes)
         self._add(size)
         entry.bytes, entry.born = size, self.event
@@ -134,6 +147,7 @@ class Ledger:
         for count, usual in ((self.requested, sum(sizes)), (self.allocated, sum(map(rounded, sizes)))):
             least, most = bounds or (usual, usual)
             count.note_estimate(least, usual, most)
+        self._note_late_peak((bounds or (0, sum(sizes)))[1])
         self.event += 1
         for buffer in buffers:
             buffer.died = self.event
@@ -147,6 +161,18 @@ class Ledger:
             self._add(entry.bytes)
             self._note_peak()
 
+    def may_be_late(self, entry: Entry, reason: str) -> None:
+        """Record that memory may be freed some time after its last reference."""
+        entry.freed_late = reason
+        self._marked[reason].append(entry)
+
+    def no_longer_late(self, reason: str) -> None:
+        """Record that all memory is free by now that might have been freed late for this reason."""
+        del self._late[reason]
+        for entry in self._marked.pop(reason, ()):
+            if entry.freed_late == reason:
+                entry.freed_late = None
+
     # ---------------------------------------------------------------- reading
     @property
     def phase(self) -> str:
@@ -159,6 +185,8 @@ class Ledger:
         for entry in self.entries:
             entry.born = 0
         self.event, self.phases, self.stages = 0, [(0, "forward")], []
+        self.late_peak, self.late_reasons = 0, frozenset()
+        self._late.clear()
         for count in (self.requested, self.allocated):
             count.restart()
 
@@ -183,7 +211,13 @@ class Ledger:
     def _open(self, entry: Entry) -> None:
         self.event += 1
         entry.born, entry.phase = self.event, self.phase
+        if self.late_births is not None and entry.phase == "backward":
+            entry.freed_late = self.late_births
         self.entries.append(entry)
+
+    def _free(self, entry: Entry) -> None:
+        if entry.freed_late is not None:
+            self._late[entry.freed_late] += entry.bytes
 
     def _add(self, size: int) -> None:
         self.requested.live += size
@@ -196,6 +230,13 @@ class Ledger:
     def _note_peak(self) -> None:
         for count in (self.requested, self.allocated):
             count.note_peak()
+        self._note_late_peak()
+
+    def _note_late_peak(self, workspace: int = 0) -> None:
+        if self._late:
+            peak = self.requested.live + workspace + self._late.total()
+            if peak > self.late_peak:
+                self.late_peak, self.late_reasons = peak, frozenset(self._late)
 
 
 def _buffers(entries: Iterable[Entry], line_of: Callable[[Any], Line | None]) -> tuple[Buffer, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves, tree_map
 
 from .patches import Patch, applied
 
@@ -19,13 +20,13 @@ def weights_restored() -> Iterator[None]:
     """On exit, undo ``module.to(device)``, ``.half()``, ``x.data = ...`` and the like for real weights.
 
     On a GPU ``module.to(device)`` sets each parameter's data. A real tensor cannot take a fake tensor's data, so both
-    tensors are swapped, and swapped back on exit. Buffers, gradients and optimizer states are put back too. Only weak
-    references to modules and parameters are kept, so that those the step drops are freed.
+    tensors are swapped, and swapped back on exit. Buffers, gradients and optimizer states are put back too. Only real
+    tensors, and weak references to modules, parameters and optimizers, are kept, so that what the step drops is freed.
     """
     apply = torch.nn.Module._apply
     data_of: Any = torch.Tensor.data  # a descriptor
     undo: list[Callable[[], None]] = []
-    stepped: set[int] = set()
+    stepped = weakref.WeakSet[torch.optim.Optimizer]()
 
     def moved(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
         is_real = any(map(_is_real, (*module._parameters.values(), *module._buffers.values())))
@@ -48,8 +49,8 @@ def weights_restored() -> Iterator[None]:
             swap(tensor, data.detach().requires_grad_(tensor.requires_grad))
 
     def before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if id(optimizer) not in stepped:
-            stepped.add(id(optimizer))
+        if optimizer not in stepped:
+            stepped.add(optimizer)
             undo.append(_restore_of_optimizer(optimizer))
 
     hook = register_optimizer_step_pre_hook(before_step)
@@ -73,7 +74,7 @@ def _is_real(tensor: torch.Tensor | None) -> bool:
 
 def _restore_of_module(module: torch.nn.Module) -> Callable[[], None]:
     """Return a function that puts back the buffers of a module and the gradients of its parameters."""
-    module_now, buffers = weakref.ref(module), {**module._buffers}
+    module_now, buffers = weakref.ref(module), _without_fakes(module._buffers)
     gradients = [
         (weakref.ref(each), _same_later(each.grad)) for each in module._parameters.values() if each is not None
     ]
@@ -110,17 +111,40 @@ def _restore_of_swap(one: torch.Tensor, other: torch.Tensor) -> Callable[[], Non
 
 
 def _restore_of_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    """Return a function that puts back the state of an optimizer."""
-    optimizer_now, state = weakref.ref(optimizer), {**optimizer.state}
-    entries = [(held, {**held}) for held in state.values()]
+    """Return a function that puts back the state of an optimizer. It keeps no tensor of the simulated GPU: those of an
+    optimizer that resumed from a state dict must be freed with it."""
+    optimizer_now = weakref.ref(optimizer)
+    state = [
+        (_weakly(key), _without_fakes(held) if isinstance(held, dict) else held)
+        for key, held in optimizer.state.items()
+        if isinstance(held, dict) or not _has_fakes(held)
+    ]
 
     def restore() -> None:
-        for held, before in entries:
-            _refill(held, before)
-        if (optimizer := optimizer_now()) is not None:
-            _refill(optimizer.state, state)
+        if (optimizer := optimizer_now()) is None:
+            return
+        now, before = dict(optimizer.state), {key: values for found, values in state if (key := found()) is not None}
+        for key, values in before.items():
+            if isinstance(held := now.get(key), dict) and isinstance(values, dict):
+                _refill(held, values)
+                before[key] = held
+        _refill(optimizer.state, before)
 
     return restore
+
+
+def _weakly(key: Any) -> Callable[[], Any]:
+    """A function that returns the key of an optimizer's state, or None if it was a tensor that was freed."""
+    return weakref.ref(key) if isinstance(key, torch.Tensor) else lambda: key
+
+
+def _without_fakes(held: dict[Any, Any]) -> dict[Any, Any]:
+    """The values without fake tensors, with copies of lists and dicts, which a step may extend."""
+    return {key: tree_map(lambda value: value, value) for key, value in held.items() if not _has_fakes(value)}
+
+
+def _has_fakes(value: Any) -> bool:
+    return any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(value))
 
 
 def _refill(held: dict[Any, Any], before: dict[Any, Any]) -> None:

@@ -34,7 +34,7 @@ _MOST_IN_AN_ARRAY, _MOST_IN_A_LIST = 1 << 30, 32 << 20
 def patches(tracker: StorageTracker) -> list[Patch]:
     return [
         *_by_type(), *_layers(tracker), *_data_loading(), *_scripted(tracker), *_sharding_inference(), *_sent_objects(),
-        *_triton(tracker), *_cuda_kernels(tracker),
+        *_reducer(), *_triton(tracker), *_cuda_kernels(tracker),
     ]  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def _layers(tracker: StorageTracker) -> list[Patch]:
     """Patch functions whose code path depends on the machine (RNNs, convolution layouts), and ``record_stream``."""
 
     def record_stream(tensor: torch.Tensor, stream: Any) -> None:
-        tracker.note("record_stream: memory is taken to be free once unreferenced, not when the other stream is done")
+        tracker.record_stream(tensor)
 
     def recurrent(name: str) -> Callable[..., Any]:
         real = getattr(torch._VF, name)
@@ -242,6 +242,12 @@ def _sent_objects() -> list[Patch]:
         return pickled.to(device), torch.tensor([pickled.numel()]).to(device)
 
     return [(distributed, "_object_to_tensor", to_tensor)]
+
+
+def _reducer() -> list[Patch]:
+    """Keep the reducer of DistributedDataParallel from timing its first steps by events of a real GPU."""
+    reducer = getattr(sys.modules.get("torch.distributed"), "Reducer", None)
+    return [] if reducer is None else [(reducer, "prepare_for_forward", nothing)]
 
 
 def _triton(tracker: StorageTracker) -> list[Patch]:

@@ -14,6 +14,7 @@ from .source_lines import line_of_error
 
 _NO_MEMORY = re.compile("data is not allocated yet|access data pointer of Tensor")
 _WITHOUT_FAKE = re.compile(r"no fake impl registered for (?:<CustomOpDef\()?([\w:]+)")
+_OF_REDUCER = re.compile(r"INTERNAL ASSERT FAILED at .*c10d/(comm|reducer)\.cpp")
 _HIGHER_ORDER = re.compile(r"no rule registered for HigherOrderOperator (\w+)")
 
 
@@ -39,6 +40,9 @@ def _sentence(error: Exception) -> str | None:
         return f"the step needs the values of a tensor ({error.func}){at}, which are unknown; {ON_A_GPU}"
     if isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)):
         return f"the step reads the memory of a tensor{at} whose values are unknown; {ON_A_GPU}"
+    if isinstance(error, RuntimeError) and _OF_REDUCER.search(str(error)):
+        what = "DistributedDataParallel takes its reduced gradients from other ranks, which are fake here"
+        return f"{what}{at}; measure the module inside it, or use fully_shard"
     unsupported = _unsupported(error)
     if unsupported is not None:
         return f"the step uses what cannot be simulated ({unsupported}){at}; register a fake for it, or {ON_A_GPU}"

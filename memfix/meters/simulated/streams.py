@@ -17,11 +17,46 @@ DEFAULT = None
 """The name of the default stream."""
 
 
+RECORDED = "record_stream: memory may be freed late, when the other stream is done; the bounds are at once and never"
+GRADIENTS = (
+    "a backward through several streams: gradients that pass between them may be freed late, when the other stream is"
+    " done; the bounds are at once and never"
+)
+
+
+class StreamsOfGraphs:
+    """The streams of all threads on which operators ran that are differentiated.
+
+    The engine runs the backward of an operator on the stream of its forward. A gradient that passes to another stream
+    is recorded there (``record_stream``), so that the allocator frees it only when that stream is done.
+    """
+
+    def __init__(self) -> None:
+        self.is_any_other = False
+        """Whether a stream other than the default one was ever current."""
+        self.names: set[Hashable] = set()
+
+    def add(self, name: Hashable) -> bool:
+        """Add the stream of an operator or of a call of backward. Returns whether there are several."""
+        self.names.add(name)
+        return len(self.names) > 1
+
+
 class Streams(threading.local):
     """The name of a thread's current stream."""
 
-    def __init__(self) -> None:
-        self.current: Hashable = DEFAULT
+    def __init__(self, of_graphs: StreamsOfGraphs) -> None:
+        self._current: Hashable = DEFAULT
+        self.of_graphs = of_graphs
+
+    @property
+    def current(self) -> Hashable:
+        return self._current
+
+    @current.setter
+    def current(self, name: Hashable) -> None:
+        self._current = name
+        self.of_graphs.is_any_other |= name is not DEFAULT
 
 
 def patches(streams: Streams) -> list[Patch]:

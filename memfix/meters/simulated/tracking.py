@@ -22,17 +22,18 @@ from .choices import chooses, chosen_indices
 from .composite import composite_key
 from .cublas import CublasWorkspaces
 from .decisions import Decision, Decisions
-from .engine import EngineWatch
+from .engine import LAST_GRADIENTS, EngineWatch
 from .fake_execution import run_on_fakes
 from .fake_result_cache import NOT_HANDLED, VIEWS, FakeResultCache
 from .gpus import GPU
 from .in_parts import PARTS
 from .launches import Launch
 from .ledger import Entry, Ledger
+from .memory_access import is_refused_access
 from .running_phase import RunningPhase
 from .source_lines import SourceLines, line_of
 from .storages import Storages, is_on_gpu, name_of, writes_into_arguments
-from .streams import Streams
+from .streams import GRADIENTS, RECORDED, Streams, StreamsOfGraphs
 from .value_operators import UNKNOWN
 from .values import Values
 from .workspace import Call, Workspace, hides_nothing
@@ -78,11 +79,11 @@ class StorageTracker(TorchDispatchMode):
         """The assumptions of the build and the warm-up, which may decide the state that the step begins with."""
         self.values = Values(self.answers, self.assumed.setdefault)
         self.phase = RunningPhase()
-        self.engine = EngineWatch(self.note)
+        self.engine = EngineWatch(self.note, self._backward_begins, self._returned_gradients)
         self.lines = SourceLines()
         self.workspace = Workspace(gpu)
         self.notes: dict[str, None] = {}  # a set in order of insertion
-        self.streams = Streams()
+        self.streams = Streams(StreamsOfGraphs())
         self.cublas = CublasWorkspaces(gpu, self.ledger, self.streams, self.note)
         self.bounded: set[str] = set()
         """The notes whose uncertainty the bounds of the reading cover."""
@@ -313,8 +314,12 @@ class StorageTracker(TorchDispatchMode):
         try:
             with self:
                 result = func._op_dk(key, *args, **kwargs)
-        except NotImplementedError:
-            self.note(f"{func} could not be taken apart: what it hides is not known")
+        except (NotImplementedError, RuntimeError) as error:
+            launches_kernel = is_refused_access(error)
+            if not (launches_kernel or isinstance(error, NotImplementedError)):
+                raise
+            if not (launches_kernel and hides_nothing(func)):
+                self.note(f"{func} could not be taken apart: what it hides is not known")
             return NOT_HANDLED
         # a composite that only makes a view may bypass the dispatcher, and then returns a meta tensor, not a fake one;
         # one on the CPU that resizes an empty result, such as polar, leaves that real tensor empty
@@ -343,6 +348,8 @@ class StorageTracker(TorchDispatchMode):
         for tensor in given:
             self.storages.add_argument(tensor)
         self.cublas.take(func, args)
+        if self.streams.of_graphs.is_any_other and torch.is_grad_enabled() and any(t.requires_grad for t in given):
+            self._runs_graph()
         site = self.lines.current()
         replaced = self.storages.entry_of(args[0]) if self.engine.writes_in_place(func, args) else None
         result, recipe = run_on_fakes(self.gpu, self.cache, func, args, kwargs, given)
@@ -398,6 +405,40 @@ class StorageTracker(TorchDispatchMode):
             what = f"workspace of {name_of(call.operator)}"
             bounds = None if hidden.within is None else (hidden.within.least, hidden.within.most)
             self.ledger.workspace((Entry(size, what, site) for size in hidden.sizes), bounds)
+
+    # ---------------------------------------------------------------- memory that is freed late
+    def _runs_graph(self) -> None:
+        """Record that an operator whose result is differentiated, or a backward pass, runs on the current stream."""
+        if self.streams.of_graphs.add(self.streams.current):
+            self.ledger.late_births = GRADIENTS
+
+    def _backward_begins(self) -> None:
+        self.ledger.no_longer_late(LAST_GRADIENTS)
+        if self.streams.of_graphs.is_any_other:
+            self._runs_graph()
+
+    def _returned_gradients(self, gradients: list[torch.Tensor]) -> None:
+        for gradient in map(_unwrapped, gradients):
+            self._may_be_late(gradient, LAST_GRADIENTS)
+
+    def record_stream(self, tensor: torch.Tensor) -> None:
+        self._may_be_late(tensor, RECORDED)
+
+    def _may_be_late(self, tensor: torch.Tensor, reason: str) -> None:
+        if isinstance(tensor, FakeTensor):
+            self.storages.add_argument(tensor)
+            entry = self.storages.entry_of(tensor)
+            if entry is not None:
+                self.ledger.may_be_late(entry, reason)
+
+    def note_late_frees(self) -> None:
+        """Add notes if the peak depends on when memory is freed that may be freed late, and widen the bounds."""
+        count, peak = self.ledger.requested, self.ledger.late_peak
+        if peak > count.peak:
+            for reason in sorted(self.ledger.late_reasons):
+                self.note(reason)
+                self.bounded.add(reason)
+            count.most_peak = max(count.most_peak, peak)
 
 
 @contextlib.contextmanager
@@ -482,6 +523,14 @@ def _left_to_subclass(types: Any) -> Any:
         names = ", ".join(kind.__name__ for kind in types)
         raise MeasurementError(f"a tensor subclass without a __torch_dispatch__ cannot be simulated: {names}")
     return NotImplemented
+
+
+def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor inside the wrappers of ``torch.func``."""
+    functorch: Any = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def _has_fake_process_group() -> bool:
