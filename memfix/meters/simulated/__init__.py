@@ -13,7 +13,8 @@ bytes. Modules:
 - ``storages``, ``running_phase``, ``engine``, ``composite``, ``in_parts``, ``launches``: keep what the tracker needs
 - ``fake_execution``, ``fake_result_cache``, ``fake_kernels``: make the fake results of operators
 - ``workspace``, ``tables``, ``cublas``: know the memory that kernels and libraries allocate internally
-- ``memory_access``: keeps kernels from the memory of simulated tensors, gives them addresses, and copies them deeply
+- ``memory_guard``, ``memory_access``: keep kernels from the memory of simulated tensors, give these addresses, and copy
+  them deeply
 - ``prebuilt``: moves real weights to the simulated GPU and back
 - ``values``, ``value_operators``, ``kernel_writes``: keep the values of small tensors, until a kernel writes into them
 - ``assumptions``, ``decisions``, ``peers``: answer reads of unknown values; ``refusals`` explains what is not supported

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from ...errors import MeasurementError
-from . import assumptions, peers, threads
+from . import assumptions, peers
 from .assumptions import Answers, Scenario
 from .choices import chooses, chosen_indices
 from .composite import composite_key
@@ -29,7 +29,7 @@ from .gpus import GPU
 from .in_parts import PARTS
 from .launches import Launch
 from .ledger import Entry, Ledger
-from .memory_access import is_refused_access
+from .memory_guard import is_refused_access
 from .running_phase import RunningPhase
 from .source_lines import SourceLines, line_of
 from .storages import Storages, is_on_gpu, name_of, writes_into_arguments
@@ -47,6 +47,7 @@ aten = torch.ops.aten
 _INDEXES = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index)
 _PLAIN = (FakeTensor, torch.nn.Parameter)
 _DEVICE = torch.ops.prim.device.default
+IN_THREADS = "the step runs operators in threads of its own: when each runs, and what cuBLAS keeps for it, is not known"
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _OF_VALUES = frozenset((assumptions.NO_LARGER_ID, peers.SAME))
 """Notes of the warm-up that stay for the measured step, because assumed values may decide the state it begins with."""
@@ -122,7 +123,7 @@ class StorageTracker(TorchDispatchMode):
             return self._run(func, types, args, kwargs)
         with self._one_at_a_time:
             if threading.get_ident() != self._own_thread:
-                self.note(threads.NOTE)
+                self.note(IN_THREADS)
             return self._run(func, types, args, kwargs)
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
