@@ -26,7 +26,7 @@ from .engine import LAST_GRADIENTS, EngineWatch
 from .fake_execution import run_on_fakes
 from .fake_result_cache import NOT_HANDLED, VIEWS, FakeResultCache
 from .gpus import GPU
-from .in_parts import PARTS
+from .in_parts import PARTS, UNBOUNDED
 from .launches import Launch
 from .ledger import Entry, Ledger
 from .memory_guard import is_refused_access
@@ -317,7 +317,8 @@ class StorageTracker(TorchDispatchMode):
         """Run an operator of another package as the parts that its kernel is made of."""
         doubt = f"{func}: its parts are taken from its source, and were not measured"
         self.note(doubt)
-        self.bounded.add(doubt)
+        if str(func.overloadpacket) not in UNBOUNDED:
+            self.bounded.add(doubt)
         with self:
             return parts(*args, **kwargs)
 
