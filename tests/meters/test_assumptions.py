@@ -22,12 +22,14 @@ from memfix.meters.simulated.assumptions import (
     COMPUTED,
     COUNTED,
     DRAWN,
+    DRAWN_ONCE,
     EQUAL,
     EVEN,
     NO_BOUNDS,
     NO_LARGER_ID,
     NONE_SET,
     ONE_SIDED,
+    OTHER_DRAWS,
 )
 from memfix.meters.simulated.tracking import state_range
 from memfix.meters.simulated.workspace import cudnn
@@ -214,6 +216,67 @@ def test_random_numbers_that_the_build_reads_are_noted_however_they_agree() -> N
     reading = memfix.peak(build)
     assert reading.exact
     assert reading.notes == (DRAWN,)
+
+
+def drawing(*, of_labels: bool) -> Callable[[str], Callable[[], Any]]:
+    """A step whose sizes depend on many random numbers, such as labels, or on a single one, as dropped layers do."""
+
+    def build(device: str) -> Callable[[], Any]:
+        labels = torch.randint(0, 2000, (200,), device=device)
+
+        def step() -> torch.Tensor:
+            if of_labels:
+                return torch.empty(int((labels < 100).sum()) * 1000, device=device)
+            return torch.empty(1000 if torch.rand([]) < 0.5 else 2000, device=device)
+
+        return step
+
+    return build
+
+
+def test_many_random_numbers_that_decide_are_not_bounded_by_a_few_draws() -> None:
+    reading = memfix.peak(drawing(of_labels=True))
+    assert not reading.exact
+    assert (reading.at_least, reading.at_most) == (None, None)
+    assert {DRAWN, OTHER_DRAWS} <= {*reading.notes}
+
+
+def test_a_single_random_number_that_decides_is_bounded_by_its_least_and_largest() -> None:
+    reading = memfix.peak(drawing(of_labels=False))
+    assert reading.notes == (DRAWN_ONCE,)
+    assert (reading.at_least, reading.at_most) == (4000, 8000)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_kernel_without_bounds_leaves_none_to_a_kernel_that_has_some(reads: bool) -> None:
+    """The kernel without bounds may take any workspace, at the peak too."""
+
+    def build(device: str) -> Callable[[], Any]:
+        ids, x = torch.randint(0, 9, (4096,), device=device), torch.rand(64, 64, device=device)
+
+        def step() -> Any:
+            rows = int((x.sum() > 0).item()) if reads else 0
+            return ids.unique(), torch.linalg.eigh(x), torch.empty(1000 + rows, device=device)
+
+        return step
+
+    reading = memfix.peak(build)
+    assert any("cuSOLVER" in note for note in reading.notes)
+    assert any("how many values differ" in note for note in reading.notes)
+    assert (reading.exact, reading.at_least, reading.at_most) == (False, None, None)
+
+
+def test_distinct_values_keep_the_memory_of_all_elements() -> None:
+    """Torch makes room before it knows how many values differ, and then only changes the shape."""
+
+    def build(device: str) -> Callable[[], Any]:
+        ids = torch.arange(1000, device=device) % 7
+        return lambda: ids.unique()
+
+    reading = memfix.peak(build)
+    assert reading.held_bytes == 8000
+    assert reading.at_least is not None
+    assert reading.at_most is not None
 
 
 def test_ids_that_are_counted_before_the_step_stay_a_doubt() -> None:

@@ -72,3 +72,67 @@ def test_pooling_of_regions_copies_what_is_not_contiguous() -> None:
         with pytest.raises(Estimated) as estimate:
             rule(call)
         assert estimate.value.bytes == Range(0, copies, copies)
+
+
+# ---------------------------------------------------------------- transformer encoders in inference
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_the_fast_path_of_an_encoder_is_run_in_parts(norm_first: bool, activation: str, is_masked: bool) -> None:
+    shapes = []
+
+    def build(device: str) -> Any:
+        layer = torch.nn.TransformerEncoderLayer(
+            64, 4, 128, batch_first=True, activation=activation, norm_first=norm_first
+        )
+        layer, x = layer.to(device).eval(), torch.randn(3, 10, 64, device=device)
+        mask = torch.zeros(10, 10, device=device) if is_masked else None
+
+        def step() -> torch.Tensor:
+            with torch.inference_mode():
+                result = layer(x, mask)
+            shapes.append(result.shape)
+            return result
+
+        return step
+
+    reading = memfix.peak(build)
+    assert any("_transformer_encoder_layer_fwd" in note for note in reading.notes)
+    assert shapes[-1] == (3, 10, 64)
+    assert reading.held_bytes == 3 * 10 * 64 * 4
+    # the packed projections, and the wider hidden layer beside its input
+    assert reading.peak_bytes >= 3 * 3 * 10 * 64 * 4
+
+
+@pytest.mark.parametrize("averages", [False, True])
+def test_attention_in_inference_returns_its_weights(averages: bool) -> None:
+    shapes = []
+
+    def build(device: str) -> Any:
+        layer = torch.nn.MultiheadAttention(64, 4, batch_first=True, device=device).eval()
+        x = torch.randn(3, 10, 64, device=device)
+
+        def step() -> None:
+            with torch.inference_mode():
+                shapes.append([tensor.shape for tensor in layer(x, x, x, average_attn_weights=averages)])
+
+        return step
+
+    reading = memfix.peak(build)
+    assert any("_native_multi_head_attention" in note for note in reading.notes)
+    assert shapes[-1] == [(3, 10, 64), (3, 10, 10) if averages else (3, 4, 10, 10)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "unknowns", "shape"), [(300, 120, (300, 3)), (120, 300, (120, 3)), (300, 120, (300,))]
+)
+def test_least_squares_have_the_shapes_of_real_ones(rows: int, unknowns: int, shape: tuple[int, ...]) -> None:
+    def solved(device: str) -> Any:
+        a, b = torch.randn(rows, unknowns, device=device), torch.randn(shape, device=device)
+        found = torch.linalg.lstsq(a, b, driver="gels")
+        return found.solution.shape, found.residuals.shape, found.rank.shape, found.singular_values.shape
+
+    found = []
+    reading = memfix.peak(lambda device: lambda: found.append(solved(device)))
+    assert found[-1] == solved("cpu")
+    assert reading.at_most is None

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import memfix
 from memfix.meters.base import Reading
-from memfix.meters.simulated.assumptions import COPIED, DRAWN
+from memfix.meters.simulated.assumptions import COPIED, DRAWN, OTHER_DRAWS
 from memfix.meters.simulated.values import MOST_FLOATS, MOST_INTEGERS
 
 
@@ -238,9 +238,8 @@ def test_random_numbers_are_drawn_and_leave_the_callers_generator_alone() -> Non
         return torch.empty(1000, 64, device=device)[torch.randint(0, 2, (1000,), device=device) == 0]
 
     _, reading = answered(lambda d: (shortened(d), None)[1])
-    assert DRAWN in reading.notes
-    assert reading.at_least is not None
-    assert not reading.exact
+    assert {DRAWN, OTHER_DRAWS} <= {*reading.notes}
+    assert (reading.exact, reading.at_least) == (False, None)
 
 
 def test_a_simulation_leaves_the_generators_of_real_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from workloads import WORKLOADS
 import memfix
 from memfix.meters.simulated.environment import simulated_gpu
 from memfix.meters.simulated.gpus import H200
-from memfix.meters.simulated.memory_access import is_refused_access
+from memfix.meters.simulated.memory_guard import is_refused_access
 from memfix.meters.simulated.storages import Storages
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -200,6 +201,24 @@ def test_the_reducer_of_data_parallel_is_refused_by_name() -> None:
 
     with pytest.raises(MeasurementError, match=r"DistributedDataParallel takes .* at .*test_refusals.py:\d+; measure"):
         memfix.peak(build, world_size=2)
+
+
+def saves(device: str) -> Any:
+    x = torch.ones(9, device=device)
+    return lambda: torch.save({"x": x}, io.BytesIO())
+
+
+def nests(device: str) -> Any:
+    parts = [torch.ones(length, 4, device=device) for length in (2, 3)]
+    return lambda: torch.nested.nested_tensor(parts, layout=torch.jagged) * 2
+
+
+@pytest.mark.parametrize(
+    ("build", "words"), [(saves, "pickles a simulated tensor at"), (nests, "sizes that its values decide at .*jagged")]
+)
+def test_what_needs_memory_or_symbols_is_refused_in_words(build: Any, words: str) -> None:
+    with pytest.raises(MeasurementError, match=f"{words}.*{re.escape(ON_A_GPU)}"):
+        memfix.peak(build)
 
 
 def test_a_dtensor_is_refused_by_name() -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from .registry import Step, bf16, f16, f32, f64, leaf, probe, train_on, train_step
+from .registry import Step, bf16, f16, f32, f64, i32, leaf, probe, train_on, train_step
 
 _ROWS, _COLUMNS = 2333, 770
 
@@ -53,7 +53,17 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "special": lambda x: torch.special.log_ndtr(x) + torch.special.expit(x) + torch.sinc(x),
     "straight_through": lambda x: x + (x.round() - x).detach(),
     "quantized": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127),
+    "quantized_by_tensors": lambda x: torch.fake_quantize_per_tensor_affine(x, *_steps(x, 1), -128, 127),
+    "quantized_by_channel": lambda x: torch.fake_quantize_per_channel_affine(x, *_steps(x, _COLUMNS), 1, -128, 127),
+    "quantized_by_learned_steps": lambda x: torch._fake_quantize_learnable_per_tensor_affine(
+        x, _steps(x, 1)[0].requires_grad_(), torch.zeros(1, device=x.device), -128, 127, 1.0
+    ),
 }
+
+
+def _steps(x: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Steps and zero points of quantization."""
+    return torch.full((number,), 0.1, device=x.device), torch.zeros(number, dtype=i32, device=x.device)
 
 
 _IN_HALF_PRECISION = "gelu silu mish softplus logsigmoid softmax_in_float32 swiglu rms_norm_by_hand rrelu".split()

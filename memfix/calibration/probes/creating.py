@@ -67,6 +67,7 @@ _MAKERS: dict[str, Callable[[torch.Tensor], Any]] = {
     "clamp": lambda x: (x.clamp(0, 1), x.nan_to_num(), x.lerp(x, 0.5), x.addcmul(x, x)),
     "pad": lambda x: torch.nn.functional.pad(x, (1, 2, 3, 4)),
     "ranges": lambda x: [make(0, 9, 1000, device=x.device) for make in (torch.linspace, torch.logspace)],
+    "channel_shuffle": lambda x: torch.channel_shuffle(torch.cat([x, x]).view(1, 4, -1, 1), 2),
     "diag_embed": lambda x: torch.diag_embed(x[:10]),
     "mixed": lambda x: (x + x.to(bf16), x * x.to(f64), x > 1),
 }
@@ -87,6 +88,7 @@ _DRAWN: dict[str, Callable[[torch.Tensor], Any]] = {
     "normal_of_both": lambda x: torch.normal(x, x),
     "exponential": lambda x: torch.empty_like(x).exponential_(),
     "poisson": torch.poisson,
+    "binomial": lambda x: torch.binomial(x.float(), torch.full_like(x, 0.3, dtype=f32)),
     "gamma": torch._standard_gamma,
     "dirichlet": torch._sample_dirichlet,
     "dropout": lambda x: torch.nn.functional.dropout(x, 0.5),

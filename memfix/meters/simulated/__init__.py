@@ -13,7 +13,8 @@ bytes. Modules:
 - ``storages``, ``running_phase``, ``engine``, ``composite``, ``in_parts``, ``launches``: keep what the tracker needs
 - ``fake_execution``, ``fake_result_cache``, ``fake_kernels``: make the fake results of operators
 - ``workspace``, ``tables``, ``cublas``: know the memory that kernels and libraries allocate internally
-- ``memory_access``: keeps kernels from the memory of simulated tensors, gives them addresses, and copies them deeply
+- ``memory_guard``, ``memory_access``: keep kernels from the memory of simulated tensors, give these addresses, and copy
+  them deeply
 - ``prebuilt``: moves real weights to the simulated GPU and back
 - ``values``, ``value_operators``, ``kernel_writes``: keep the values of small tensors, until a kernel writes into them
 - ``assumptions``, ``decisions``, ``peers``: answer reads of unknown values; ``refusals`` explains what is not supported
@@ -202,7 +203,7 @@ class SimulatedMeter:
                     has_choices=answers.has_choices, reads_counts=answers.reads_counts, fewest=fewest,
                 )  # fmt: skip
             reading = dataclasses.replace(reading, kept=(*kept, *reading.kept))
-            unbounded = frozenset(tracker.notes) - tracker.bounded
+            unbounded = frozenset(tracker.notes) - tracker.bounded - tracker.of_this_torch
             assumed, rests_on = tuple(tracker.assumed), tuple(tracker.assumed_before | tracker.assumed)
             run = _Run(
                 scenario, reading, assumed, rests_on, None, answers.in_a_loop, unbounded, answers.are_most,
@@ -284,10 +285,11 @@ class SimulatedMeter:
             tracker.note(f"{held} until the collector ran, whenever that is")
         del result
         in_cycles += _collected(tracker)
-        doubts = (fake_device.self_test().cannot_hide_modes, self._doubt_of_torch())
-        notes = (*(doubt for doubt in doubts if doubt), *tracker.notes)
-        # an estimate may also be bounded by its own bytes, where no uncertain kernel runs at the peak
-        is_bounded = requested.least_peak < requested.most_peak or (bool(notes) and tracker.bounded.issuperset(notes))
+        cannot_hide, of_torch = fake_device.self_test().cannot_hide_modes, self._doubt_of_torch()
+        notes = tuple(doubt for doubt in (cannot_hide, of_torch, *tracker.notes) if doubt)
+        # each doubt must be covered by the bounds, which may coincide where no uncertain kernel runs at the peak
+        doubts = set(notes) - tracker.of_this_torch - {of_torch}
+        is_bounded = bool(doubts) and doubts <= tracker.bounded
         return Reading(
             meter=self.name,
             device=self.gpu.name,
@@ -371,7 +373,7 @@ def _with_choices(runs: list[_Run], chosen: list[_Run]) -> list[_Run]:
 
 def _bounded(usual: _Run, others: list[_Run]) -> Reading:
     """The reading of the usual run, with the bounds that the other runs give it."""
-    from .assumptions import ANY_COUNT, DRAWN, NO_BOUNDS
+    from .assumptions import ANY_COUNT, DRAWN, DRAWN_ONCE, NO_BOUNDS, OTHER_DRAWS
 
     reading = usual.reading
     assert reading is not None
@@ -379,12 +381,16 @@ def _bounded(usual: _Run, others: list[_Run]) -> Reading:
         return reading
     readings = [reading, *(other.reading for other in others if other.reading is not None)]
     if len({_bytes_of(each) for each in readings}) == 1:  # the values do not matter, at least for these random draws
-        drawn = {DRAWN}.intersection(usual.rests_on).difference(usual.assumed)
-        return dataclasses.replace(reading, notes=(*reading.notes, *usual.assumed, *drawn))
+        drawn = {DRAWN, DRAWN_ONCE}.intersection(usual.rests_on).difference(usual.assumed)
+        return dataclasses.replace(reading, notes=(*reading.notes, *usual.assumed, *sorted(drawn)))
     if _is_unbounded([usual, *others]):
         return _without_bounds(reading, *usual.rests_on, NO_BOUNDS)
     if any(run.reads_counts and run.follows == "known" for run in (usual, *others)):
         return _without_bounds(reading, *usual.rests_on, ANY_COUNT)
+    if DRAWN in usual.rests_on and usual.follows != "computed":
+        return _without_bounds(reading, *usual.rests_on, OTHER_DRAWS)
+    if any(run.unbounded for run in (usual, *others)):
+        return _without_bounds(reading, *usual.rests_on)
     lowest, highest = _bounds(readings)
     notes = (*reading.notes, *usual.rests_on)
     return dataclasses.replace(reading, exact=False, at_least=lowest, at_most=highest, notes=notes)

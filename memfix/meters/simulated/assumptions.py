@@ -27,6 +27,8 @@ SCENARIOS: tuple[Scenario, ...] = ("usual", "most", "least")
 Followed = Literal["known", "computed", "chosen"]
 
 DRAWN = "random numbers decide what the step reads: they are drawn on the CPU, and a GPU draws others"
+DRAWN_ONCE = "a single random number decides what the step reads: the least and the largest are tried"
+OTHER_DRAWS = "a few random draws took different amounts, and others may take more or less: there are no bounds"
 COPIED = "the step copies unknown values to the CPU: any values are assumed"
 COUNTED = "the step counts the elements of a mask: assumed that all take part"
 ALL_SET = "the step asks whether all of a mask is set: assumed that it is"

@@ -38,8 +38,8 @@ _STACK_BYTES_OF_THREADS = 8 << 20  # glibc's default for a thread
 
 
 LAST_GRADIENTS = (
-    "gradients that torch.autograd.grad returned: autograd's thread may drop them late, on a busy machine only"
-    " before the next backward; the bounds are at once and then"
+    "gradients that torch.autograd.grad returned: autograd's thread may drop them late, at the latest before the next"
+    " backward; the bounds are at once and then"
 )
 
 

@@ -27,7 +27,8 @@ from .decisions import Decision
 from .fake_result_cache import FakeResultCache
 from .gpus import GPU
 from .lazy_parameters import shaped_on_gpu
-from .patches import Patches, applied
+from .memory_guard import guard
+from .patches import Patch, Patches, applied
 from .prebuilt import weights_restored
 from .torch_imports import torch_imported_unpatched
 from .tracking import StorageTracker
@@ -65,21 +66,13 @@ def simulated_gpu(
     fake_device.install()
     num_outer_modes = torch._C._len_torch_dispatch_stack()
     fake_mode = _NoDeviceFakeMode(allow_non_fake_inputs=True)
-    memory_access.guard(fake_mode)
+    guard(fake_mode)
     # while the tracker handles an operator it is off the stack, and FakeTensorMode is the innermost mode
     cache = FakeResultCache(fake_mode, num_modes=num_outer_modes + 1, hides_modes=hides_modes)
     tracker = StorageTracker(gpu, cache, scenario, assume or {})
     modes = (fake_mode, tracker)  # the last is innermost, and sees an operator first
 
-    patches = Patches(
-        [
-            *torch_cuda_stubs.patches(tracker),
-            *python_patches.patches(tracker),
-            *memory_access.patches(tracker),
-            *attention.patches(gpu),
-            *threads.patches(tracker),
-        ]
-    )
+    patches = Patches(_patches(tracker))
     added = [(torch._C, "_cuda_clearCublasWorkspaces", tracker.cublas.give_back), *torch_cuda_rest.of_torch_c()]
     hidden_from_compilers = Patches(python_patches.hidden_from_compilers(tracker))
     compiler = Compiler(tracker, hidden_from_compilers, runs_eager)
@@ -111,6 +104,16 @@ def simulated_gpu(
         for context in contexts:
             stack.enter_context(context)
         yield tracker
+
+
+def _patches(tracker: StorageTracker) -> list[Patch]:
+    return [
+        *torch_cuda_stubs.patches(tracker),
+        *python_patches.patches(tracker),
+        *memory_access.patches(tracker),
+        *attention.patches(tracker.gpu),
+        *threads.patches(tracker),
+    ]
 
 
 def _hidden_modes(

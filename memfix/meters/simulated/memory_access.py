@@ -1,39 +1,19 @@
-"""The addresses and the deep copies of simulated tensors, and a guard by which no kernel reaches their memory.
-
-Simulated tensors have no memory. A composite kernel in C++ may launch a CUDA kernel without the dispatcher, and beside
-a real GPU the kernel would write to address zero, which makes the process's CUDA context unusable. The storages are
-therefore marked so that libtorch raises when C++ code asks for the address of memory to write to, before any launch.
-Python code that asks for an address gets one that differs between storages.
-"""
+"""The addresses that Python code sees of simulated tensors, and the deep copies that it makes of them."""
 
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .patches import Patch
+from .tracking import StorageTracker
 
-if TYPE_CHECKING:
-    from .tracking import StorageTracker
-
-_REFUSED = re.compile("access data pointer of Tensor")
 _ADDRESS_SHIFT = 16
 """Addresses are those of the storages' own C++ objects, moved apart so that few storages seem to overlap."""
-
-
-def guard(mode: FakeTensorMode) -> None:
-    """Make libtorch raise when C++ code asks where to write into a fake tensor of this mode."""
-    mode._allow_unsafe_data_ptr_access = False
-
-
-def is_refused_access(error: Exception) -> bool:
-    """Whether libtorch raised the error because a kernel was about to write into a simulated tensor."""
-    return isinstance(error, RuntimeError) and _REFUSED.search(str(error)) is not None
 
 
 def patches(tracker: StorageTracker) -> list[Patch]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import re
 import traceback
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from .source_lines import line_of_error
 _NO_MEMORY = re.compile("data is not allocated yet|access data pointer of Tensor")
 _WITHOUT_FAKE = re.compile(r"no fake impl registered for (?:<CustomOpDef\()?([\w:]+)")
 _OF_REDUCER = re.compile(r"INTERNAL ASSERT FAILED at .*c10d/(comm|reducer)\.cpp")
+_OF_PICKLE = re.compile("(pickle|get local object).*(WeakValueDictionary|weakref|FakeTensor)")
 _HIGHER_ORDER = re.compile(r"no rule registered for HigherOrderOperator (\w+)")
 
 
@@ -43,6 +45,11 @@ def _sentence(error: Exception) -> str | None:
     if isinstance(error, RuntimeError) and _OF_REDUCER.search(str(error)):
         what = "DistributedDataParallel takes its reduced gradients from other ranks, which are fake here"
         return f"{what}{at}; measure the module inside it, or use fully_shard"
+    if isinstance(error, (AttributeError, TypeError, pickle.PicklingError)) and _OF_PICKLE.search(str(error)):
+        return f"the step pickles a simulated tensor{at}, as torch.save does; save outside the step, or {ON_A_GPU}"
+    if isinstance(error, AssertionError) and "shape_env must not be None" in str(error):
+        what = f"the step uses sizes that its values decide{at}"
+        return f"{what}, as a nested tensor of layout torch.jagged does; {ON_A_GPU}"
     unsupported = _unsupported(error)
     if unsupported is not None:
         return f"the step uses what cannot be simulated ({unsupported}){at}; register a fake for it, or {ON_A_GPU}"

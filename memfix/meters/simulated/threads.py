@@ -7,16 +7,12 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import thread as pools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .patches import Patch
-
-if TYPE_CHECKING:
-    from .tracking import StorageTracker
-
-NOTE = "the step runs operators in threads of its own: when each runs, and what cuBLAS keeps for it, is not known"
+from .tracking import StorageTracker
 
 
 def patches(tracker: StorageTracker) -> list[Patch]:

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from ...errors import MeasurementError
-from . import assumptions, peers, threads
+from . import assumptions, peers
 from .assumptions import Answers, Scenario
 from .choices import chooses, chosen_indices
 from .composite import composite_key
@@ -26,10 +26,10 @@ from .engine import LAST_GRADIENTS, EngineWatch
 from .fake_execution import run_on_fakes
 from .fake_result_cache import NOT_HANDLED, VIEWS, FakeResultCache
 from .gpus import GPU
-from .in_parts import PARTS
+from .in_parts import PARTS, UNBOUNDED
 from .launches import Launch
 from .ledger import Entry, Ledger
-from .memory_access import is_refused_access
+from .memory_guard import is_refused_access
 from .running_phase import RunningPhase
 from .source_lines import SourceLines, line_of
 from .storages import Storages, is_on_gpu, name_of, writes_into_arguments
@@ -39,6 +39,7 @@ from .values import Values
 from .workspace import Call, Workspace, hides_nothing
 from .workspace.indexing import is_mask, is_masked_fill
 from .workspace.layout import contiguous_strides
+from .workspace.ordering import room_for_distinct
 from .workspace.rules import tensors_in
 
 aten = torch.ops.aten
@@ -46,6 +47,7 @@ aten = torch.ops.aten
 _INDEXES = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index)
 _PLAIN = (FakeTensor, torch.nn.Parameter)
 _DEVICE = torch.ops.prim.device.default
+IN_THREADS = "the step runs operators in threads of its own: when each runs, and what cuBLAS keeps for it, is not known"
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _OF_VALUES = frozenset((assumptions.NO_LARGER_ID, peers.SAME))
 """Notes of the warm-up that stay for the measured step, because assumed values may decide the state it begins with."""
@@ -87,6 +89,8 @@ class StorageTracker(TorchDispatchMode):
         self.cublas = CublasWorkspaces(gpu, self.ledger, self.streams, self.note)
         self.bounded: set[str] = set()
         """The notes whose uncertainty the bounds of the reading cover."""
+        self.of_this_torch: set[str] = set()
+        """The notes that bytes and bounds are those of the torch that is installed."""
         self.launches: list[Launch] | None = None
         """The list to which launches of Triton and CUDA kernels are added; None to ignore them."""
         self.is_threaded = False
@@ -119,7 +123,7 @@ class StorageTracker(TorchDispatchMode):
             return self._run(func, types, args, kwargs)
         with self._one_at_a_time:
             if threading.get_ident() != self._own_thread:
-                self.note(threads.NOTE)
+                self.note(IN_THREADS)
             return self._run(func, types, args, kwargs)
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -175,7 +179,8 @@ class StorageTracker(TorchDispatchMode):
             self._record_assumptions(given)
             if func is aten._local_scalar_dense.default and self.values.are_undecided(given):
                 result = self._number(args[0].dtype, result)
-            result = self._as_fakes(func, result, args[0])
+            room = room_for_distinct(Call(self.gpu, func, args, kwargs, result))
+            result = self._as_fakes(func, result, args[0], room)
         else:
             result = self._assumed(func, args, kwargs)
             if result is NOT_HANDLED:
@@ -214,6 +219,7 @@ class StorageTracker(TorchDispatchMode):
         ids, weights = args[0], args[1] if len(args) > 1 else kwargs.get("weights")
         at_least = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
         self.note(assumptions.NO_LARGER_ID if at_least else assumptions.AS_MANY_AS_IDS)
+        self.bounded.add(assumptions.NO_LARGER_ID)  # a step that states a minlength relies on it
         num_bins = at_least or ids.numel()
         counts = self._new(func, (num_bins,), (1,), torch.int64 if weights is None else weights.dtype, ids)
         if weights is None and at_least:
@@ -267,7 +273,8 @@ class StorageTracker(TorchDispatchMode):
             self.note(peers.SAME)
         marks = {assumptions.UNDECIDED, assumptions.CHOSEN, assumptions.ORDER, peers.SAME}
         self.assumed |= dict.fromkeys(sorted(assumed - marks))
-        self.answers.are_most &= assumed.isdisjoint((assumptions.UNDECIDED, assumptions.DRAWN))
+        drawn = (assumptions.DRAWN, assumptions.DRAWN_ONCE)
+        self.answers.are_most &= assumed.isdisjoint((assumptions.UNDECIDED, *drawn))
 
     def _number(self, dtype: torch.dtype, computed: Any = None) -> float | int | bool:
         decided = self.decisions.of_number(dtype, self.lines.current())
@@ -283,17 +290,22 @@ class StorageTracker(TorchDispatchMode):
         line = line_of(self.lines.current())
         return line.place if line else "?"
 
-    def _as_fakes(self, func: Any, value: Any, like: torch.Tensor) -> Any:
-        """Turn real results of an operator into fake tensors on the device of ``like``, and keep their values."""
+    def _as_fakes(self, func: Any, value: Any, like: torch.Tensor, room: int | None = None) -> Any:
+        """Turn real results of an operator into fake tensors on the device of ``like``, and keep their values. Results
+        of one dimension have memory for ``room`` elements."""
         if isinstance(value, torch.Tensor):
             if like.device.type == "cpu":
                 return value
             stride = (1, value.shape[0]) if func is aten.nonzero.default and value.dim() == 2 else value.stride()
-            made = self._new(func, tuple(value.shape), stride, value.dtype, like)
+            if room is None or value.dim() != 1 or value.shape[0] == room:
+                made = self._new(func, tuple(value.shape), stride, value.dtype, like)
+            else:
+                whole = self._new(func, (room,), (1,), value.dtype, like)
+                made = self.cache.same_memory(whole, tuple(value.shape), stride, 0, value.dtype, like.device)
             self.values.keep(made, value, self.values.assumed_of([like]))
             return made
         if isinstance(value, (list, tuple)):
-            return type(value)(self._as_fakes(func, part, like) for part in value)
+            return type(value)(self._as_fakes(func, part, like, room) for part in value)
         return value
 
     def _new(self, func: Any, size: tuple[int, ...], stride: Any, dtype: torch.dtype, like: torch.Tensor) -> Any:
@@ -305,7 +317,8 @@ class StorageTracker(TorchDispatchMode):
         """Run an operator of another package as the parts that its kernel is made of."""
         doubt = f"{func}: its parts are taken from its source, and were not measured"
         self.note(doubt)
-        self.bounded.add(doubt)
+        if str(func.overloadpacket) not in UNBOUNDED:
+            self.bounded.add(doubt)
         with self:
             return parts(*args, **kwargs)
 

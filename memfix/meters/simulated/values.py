@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from . import peers
 from . import value_operators as operators
-from .assumptions import CHOSEN, COPIED, DRAWN, EVEN, UNDECIDED, Answers, Pool, formula_that_reads
+from .assumptions import CHOSEN, COPIED, DRAWN, DRAWN_ONCE, EVEN, UNDECIDED, Answers, Pool, formula_that_reads
 from .fake_result_cache import NOT_HANDLED
 from .value_operators import UNKNOWN
 from .workspace.rules import tensors_in
@@ -156,10 +156,11 @@ class Values:
             return self._filled(operator, args, kwargs, results)
         assumed = self._assumed_by(operator, given)
         if assumed or self._keeps_more:
-            self._answers.are_most &= DRAWN not in assumed
+            self._answers.are_most &= assumed.isdisjoint((DRAWN, DRAWN_ONCE))
             for tensor in (*tensors_in(value), *_real_written(operator, args, kwargs)):
                 if operator.overloadpacket in operators.DRAWS_UP_TO_1 and tensor.numel() == 1:
                     self._answers.replace_draw(tensor)
+                    assumed = assumed - {DRAWN} | {DRAWN_ONCE}
                 self._remember(tensor, _Known(assumed=assumed, num_bytes=tensor.untyped_storage().nbytes()))
         return value
 

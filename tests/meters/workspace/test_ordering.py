@@ -10,7 +10,7 @@ import torch
 from rules_on_meta import hidden, meta
 
 from memfix.meters.simulated.gpus import H200
-from memfix.meters.simulated.workspace import NoRule, cub
+from memfix.meters.simulated.workspace import Estimated, NoRule, cub
 
 aten = torch.ops.aten
 BF16, I32, I64 = torch.bfloat16, torch.int32, torch.int64
@@ -240,8 +240,22 @@ def test_deterministic_scans_are_not_known(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("operator", [aten.histc.default, aten.bincount.default], ids=str)
 def test_bins_depend_on_the_values(operator: Any) -> None:
-    with pytest.raises(NoRule, match=r"whose bins depend on the values$"):
-        hidden(operator, meta(1000))
+    with pytest.raises(Estimated, match=r"whose bins depend on the values$") as raised:
+        hidden(operator, meta(1000), outputs=meta(100, dtype=torch.int64))
+    assert (raised.value.bytes.least, raised.value.bytes.usual) == (0, 0)
+    assert raised.value.bytes.most > 8 * 1000
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("consecutive", [False, True])
+def test_the_buffers_for_distinct_values_are_bounded(inverse: bool, consecutive: bool) -> None:
+    operator = aten.unique_consecutive.default if consecutive else aten._unique2.default
+    options = (inverse,) if consecutive else (True, inverse)
+    with pytest.raises(Estimated, match=r"whose buffers depend on how many values differ$") as raised:
+        hidden(operator, meta(1000), *options)
+    sorted_copy, indices = (0 if consecutive else 4000), 8000 if inverse else 0
+    assert (raised.value.bytes.least, raised.value.bytes.usual) == (0, sorted_copy + indices)
+    assert raised.value.bytes.most > 3 * 4000 + 7 * 8000
 
 
 def test_given_bins_do_not_depend_on_the_values() -> None:

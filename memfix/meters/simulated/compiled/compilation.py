@@ -52,7 +52,9 @@ class Compilation:
         tracker = self.tracker
         version = ".".join(torch.__version__.split(".")[:2])
         if (tracker.gpu.name, version) not in COMPARED:
-            tracker.note(f"a region under torch.compile is counted as Inductor of torch {version} allocates it")
+            counted = f"a region under torch.compile is counted as Inductor of torch {version} allocates it"
+            tracker.note(counted)
+            tracker.of_this_torch.add(counted)
         for doubt in self.doubts:
             tracker.note(doubt)
         tracker.assumed |= self.assumed

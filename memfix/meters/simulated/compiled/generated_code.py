@@ -50,15 +50,20 @@ def reinterpret_tensor(tracker: StorageTracker) -> Callable[..., torch.Tensor]:
     return reinterpret
 
 
-def copy_misaligned_inputs(inputs: list[Any], indices: Sequence[int], return_pairs: Any = None) -> tuple[Any, Any]:
-    """Copy misaligned inputs, like Inductor's function of this name, but by offsets: every fake storage is aligned."""
+def copy_if_misaligned(given: torch.Tensor) -> torch.Tensor:
+    """Copy a misaligned input, like the C++ function of this name, but by its offset: every fake storage is aligned."""
     from torch._inductor.utils import clone_preserve_strides
 
+    if int(given.storage_offset()) * given.element_size() % _ALIGNMENT == 0:
+        return given
+    return clone_preserve_strides(given)
+
+
+def copy_misaligned_inputs(inputs: list[Any], indices: Sequence[int], return_pairs: Any = None) -> tuple[Any, Any]:
+    """Copy misaligned inputs, like Inductor's function of this name."""
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
     for index in indices:
-        given = inputs[index]
-        if given.storage_offset() * given.element_size() % _ALIGNMENT:
-            inputs[index] = clone_preserve_strides(given)
-            if return_pairs is not None and index in return_pairs:
-                pairs.append((given, inputs[index]))
+        given, inputs[index] = inputs[index], copy_if_misaligned(inputs[index])
+        if inputs[index] is not given and return_pairs is not None and index in return_pairs:
+            pairs.append((given, inputs[index]))
     return [old for old, _ in pairs], [new for _, new in pairs]

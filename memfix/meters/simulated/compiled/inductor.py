@@ -114,6 +114,7 @@ def while_compiling(compilation: Compilation, compiling: Compiling) -> list[Patc
         (guards, "_empty_strided_cuda", generated_code.empty_strided),
         (guards, "_reinterpret_tensor", generated_code.reinterpret_tensor(compilation.tracker)),
         (guards, "assert_alignment", always(None)),
+        (guards, "copy_if_misaligned", generated_code.copy_if_misaligned),
         (pad_mm, "_should_pad", _pads(compilation)),
         *(
             (folder, "_deduce_value", _on_cpu(folder._deduce_value))

@@ -25,8 +25,8 @@ contiguous_only("self noise", "rrelu_with_noise", "rrelu_with_noise_", "rrelu_wi
 none_needed(
     """__irshift__ __ilshift__ abs_ copysign_ floor_divide floor_divide_ gcd_ ge_ gt_ heaviside_ lcm_ le_ lt_ ne_ rsub
     xlogy_ gelu_ hardswish hardswish_ mish_ threshold_ elu_backward hardshrink_backward hardsigmoid_backward
-    hardswish_backward hardtanh_backward leaky_relu_backward mish_backward softplus_backward softshrink_backward
-    is_set_to record_stream"""
+    hardswish_backward hardtanh_backward leaky_relu leaky_relu_ leaky_relu_backward mish_backward softplus_backward
+    softshrink_backward is_set_to record_stream"""
 )
 
 

@@ -13,13 +13,14 @@ from .layout import contiguous_strides, dense_strides, flattens_without_copy, is
 from .memory_formats import copied_unless_contiguous
 from .rules import (
     Call,
+    Estimated,
     NoRule,
+    Range,
     before_results,
     ceil_div,
     copies_unless_contiguous,
     rule,
     size_of,
-    unknown,
     worst_moment,
 )
 from .scanning import whole_scan_buffers
@@ -101,6 +102,7 @@ _DIGITS = 256
 # (most rows, length): with at most this many rows, several blocks share a row of at least this length
 _SHARED_FROM = ((20, 20_000), (40, 10_000), (80, 8_000), (199, 5_000), (799, 3_000), (4_000, 800))
 _SHARED_FROM_WITH_MORE_ROWS = 400
+_UNIQUE_BUFFERS = 2 << 20  # beside what grows with the elements
 
 
 @rule("topk")
@@ -248,7 +250,26 @@ def _multinomial(call: Call) -> list[int]:
     return [size_of(weights), *_CHECK_BUFFERS, drawn, *worst_moment(selecting, sorting)]
 
 
-unknown(
-    "{name}, whose buffers depend on how many values differ",
-    *"_unique _unique2 unique_dim unique_consecutive unique_dim_consecutive".split(),
-)
+# ---------------------------------------------------------------- distinct values
+_UNIQUE_OF_FLAT = ("_unique", "_unique2", "unique_consecutive")
+
+
+@rule("_unique", "_unique2", "unique_consecutive", "unique_dim", "unique_dim_consecutive")
+def _unique(call: Call) -> list[int]:
+    """A sorted copy, with indices if the inverse is wanted, and the buffers of the sort. How much of it is alive beside
+    the results depends on how many values differ."""
+    tensor, name = call["self"], call.operator.overloadpacket.__name__
+    why = f"{name}, whose buffers depend on how many values differ"
+    copied = 0 if name.endswith("consecutive") else size_of(tensor)
+    indices = _INDEX_BYTES * tensor.numel()
+    usual = copied + (indices if call["return_inverse"] else 0)
+    most = 3 * size_of(tensor) + 7 * indices + _UNIQUE_BUFFERS
+    raise Estimated(why, Range(0, usual, most))
+
+
+def room_for_distinct(call: Call) -> int | None:
+    """The elements for which an operator on a flat tensor makes room in each result, before it knows how many values
+    differ; None if it makes room for no more than it returns."""
+    name = call.operator.overloadpacket.__name__
+    is_flat = name in _UNIQUE_OF_FLAT and not (call.has("dim") and call["dim"] is not None)
+    return call["self"].numel() if is_flat else None

@@ -7,8 +7,10 @@ import torch
 from ..gpus import GPU
 from . import cub
 from .layout import dense_strides, is_contiguous
-from .rules import Call, NoRule, copies_unless_contiguous, rule
+from .reducing import extremum_buffers
+from .rules import Call, Estimated, NoRule, Range, before_results, copies_unless_contiguous, rule, size_of
 
+_BLOCKS_WITH_BINS = 16
 _MOST_ITEMS_PER_SCAN = 2**30
 
 
@@ -70,6 +72,15 @@ def whole_scan_buffers(gpu: GPU, num_items: int, dtype: torch.dtype) -> list[int
 
 @rule("histc", "bincount")
 def _histogram(call: Call) -> list[int]:
+    """The extrema are found before the bins are allocated. Weights that are no floats are cast."""
     if call.has("min") and call["min"] < call["max"]:  # the bins are in shared memory or in the result
         return []
-    raise NoRule(f"{call.operator.overloadpacket.__name__}, whose bins depend on the values")
+    tensor, name = call["self"], call.operator.overloadpacket.__name__
+    weights = call["weights"] if call.has("weights") else None
+    bins = size_of(call.outputs)
+    extrema = [2 * tensor.element_size(), *extremum_buffers(call.gpu, tensor)] if tensor.numel() else []
+    cast = 8 * weights.numel() if weights is not None and not weights.is_floating_point() else 0
+    usual = max(cast, *before_results(extrema, bins))
+    # in global memory each block may have bins of its own
+    most = usual + sum(extrema) + 8 * tensor.numel() + _BLOCKS_WITH_BINS * bins
+    raise Estimated(f"{name}, whose bins depend on the values", Range(0, usual, most))
