@@ -17,6 +17,7 @@ bytes. Modules:
   them deeply
 - ``prebuilt``: moves real weights to the simulated GPU and back
 - ``values``, ``value_operators``, ``kernel_writes``: keep the values of small tensors, until a kernel writes into them
+- ``watched_numbers``: record how comparisons of unknown numbers come out
 - ``assumptions``, ``decisions``, ``peers``: answer reads of unknown values; ``refusals`` explains what is not supported
 - ``ledger``, ``source_lines``, ``gpus``: count the bytes, find the source lines behind them, describe the GPUs
 """
@@ -44,6 +45,10 @@ if TYPE_CHECKING:
     from .decisions import Decision
     from .launches import Launch
     from .tracking import StorageTracker
+    from .watched_numbers import Outcomes, Place
+
+_MOST_TURNS = 6
+"""Further runs in which comparisons come out the other way; each may reach comparisons that no run had made."""
 
 
 class SimulatedMeter:
@@ -82,7 +87,7 @@ class SimulatedMeter:
         A step that raises if its masks have no elements is measured with one element each. If it raises under the most
         or the fewest and not where masks have half, it is not known where it begins to raise, and there are no bounds.
         """
-        from .assumptions import ONE_SIDED
+        from .assumptions import ONE_OUTCOME, ONE_SIDED
 
         runs = self._runs(build, warmup)
         if runs[0].has_choices and (runs[0].reads_counts or _refused(runs) or _is_unbounded(runs)):
@@ -94,6 +99,8 @@ class SimulatedMeter:
         if not measured:
             raise _common_error(runs)
         reading = _bounded(measured[0], measured[1:])
+        if _one_sided(runs):
+            reading = _without_bounds(reading, ONE_OUTCOME)
         if _is_one_sided(measured):
             reading = _without_bounds(reading, ONE_SIDED)
         if runs is computed:
@@ -119,7 +126,31 @@ class SimulatedMeter:
                 others.append(run("least", "usual", fewest=ONE_ELEMENT))
             if _refused([usual, *others]) & {"least", "usual" if usual.is_most else "most"}:
                 others.append(run("least", "usual", fewest=HALF))
-        return [usual, *others]
+        runs = [usual, *others]
+        if _measured(runs):
+            self._turn_outcomes(runs, run)
+        return runs
+
+    def _turn_outcomes(self, runs: list[_Run], run: Callable[..., _Run]) -> None:
+        """Add runs in which comparisons of unknown numbers come out the other way, if all runs saw one outcome only.
+        Such a run gives the answers of one that reached these comparisons."""
+        tried: set[tuple[Scenario, frozenset[Place]]] = set()
+        while len(tried) < _MOST_TURNS:
+            places = _one_sided(runs)
+            ways = ((each, each.outcomes.turned | places.intersection(each.outcomes.seen)) for each in runs)
+            way = next(
+                (
+                    (by, turned)
+                    for by, turned in ways
+                    if turned > by.outcomes.turned and (by.scenario, turned) not in tried
+                ),
+                None,
+            )
+            if way is None:
+                return
+            by, turned = way
+            tried.add((by.scenario, turned))
+            runs.append(run(by.scenario, fewest=by.fewest, turned=turned))
 
     def _beyond_measured(self, reading: Reading, run: _Run, build: StepBuilder, warmup: int) -> Reading:
         """The reading of a GPU that has no calibration table, with bounds for what is not known about that GPU."""
@@ -148,11 +179,14 @@ class SimulatedMeter:
         *,
         fewest: float = 0.0,
         follows: Followed = "known",
+        turned: frozenset[Place] = frozenset(),
     ) -> _Run:
         """Measure the step; eagerly if compiled code fails."""
         from .compiled import CompiledCodeError
 
-        run = functools.partial(self._run_once, build, warmup, scenario, of_numbers or scenario, fewest, follows)
+        run = functools.partial(
+            self._run_once, build, warmup, scenario, of_numbers or scenario, fewest, follows, turned
+        )
         try:
             return run()
         except CompiledCodeError as error:
@@ -166,6 +200,7 @@ class SimulatedMeter:
         of_numbers: Scenario,
         fewest: float,
         follows: Followed,
+        turned: frozenset[Place],
         runs_eager: str | None = None,
     ) -> _Run:
         """Build and measure the step. ``runs_eager`` is a reason to run regions under ``torch.compile`` eagerly."""
@@ -177,6 +212,7 @@ class SimulatedMeter:
         with self._simulated(scenario, runs_eager) as tracker:
             answers = tracker.answers
             answers.of_numbers, answers.fewest, answers.makes_choices = of_numbers, fewest, follows == "chosen"
+            answers.outcomes.turned = turned
             if follows == "computed":
                 tracker.values.keep_more()
             try:
@@ -199,36 +235,39 @@ class SimulatedMeter:
                 if is_final or isinstance(error, (CompiledCodeError, UsageError)):
                     raise
                 return _Run(
-                    scenario, None, (), rests_on, error, is_most=answers.are_most,
+                    scenario, None, (), rests_on, answers.outcomes.copy(), error, is_most=answers.are_most,
                     has_choices=answers.has_choices, reads_counts=answers.reads_counts, fewest=fewest,
                 )  # fmt: skip
             reading = dataclasses.replace(reading, kept=(*kept, *reading.kept))
             unbounded = frozenset(tracker.notes) - tracker.bounded - tracker.of_this_torch
             assumed, rests_on = tuple(tracker.assumed), tuple(tracker.assumed_before | tracker.assumed)
             run = _Run(
-                scenario, reading, assumed, rests_on, None, answers.in_a_loop, unbounded, answers.are_most,
-                has_choices=answers.has_choices, reads_counts=answers.reads_counts, fewest=fewest, follows=follows,
+                scenario, reading, assumed, rests_on, answers.outcomes.copy(), None, answers.in_a_loop, unbounded,
+                answers.are_most, has_choices=answers.has_choices, reads_counts=answers.reads_counts, fewest=fewest,
+                follows=follows,
             )  # fmt: skip
             if scenario != "usual" or not warmup or decided or not rests_on or not answers.asked_again:
                 return run
-            is_same = are_numbers(rests_on) and self._is_same_under_others(tracker, step, reading)
-            return dataclasses.replace(run, is_same_under_others=is_same)
+            if not are_numbers(rests_on) or not self._is_same_under_others(tracker, step, reading):
+                return run
+            return dataclasses.replace(run, is_same_under_others=True, outcomes=answers.outcomes)
 
     def _is_same_under_others(self, tracker: StorageTracker, step: Step, reading: Reading) -> bool:
-        """Whether further calls of the step take the same bytes under other numbers, or raise because of them."""
-        from .assumptions import SCENARIOS
-
-        for scenario in SCENARIOS[1:]:
-            tracker.answers.scenario = tracker.answers.of_numbers = scenario
+        """Whether further calls of the step take the same bytes under other numbers, or raise because of them, and
+        every comparison of numbers came out both ways."""
+        answers = tracker.answers
+        tried: list[Scenario] = ["most", "least"]
+        for scenario in tried:
+            answers.scenario = answers.of_numbers = scenario
             try:
                 other = self._reading(tracker, step)
             except Exception:
-                if not tracker.answers.has_answered:  # it raised before it read a number: it cannot be called again
+                if not answers.has_answered:  # it raised before it read a number: it cannot be called again
                     return False
             else:
                 if _bytes_of(other) != _bytes_of(reading):
                     return False
-        return True
+        return not answers.outcomes.one_sided()
 
     def measure_first_calls(self, build: Callable[[str], Iterator[Step]]) -> list[Reading]:
         """Readings of several steps on the same state. Each step runs once, without a warm-up."""
@@ -326,6 +365,7 @@ class _Run:
     """The assumptions behind values that the measured step read."""
     rests_on: tuple[str, ...]
     """These, and the assumptions of the build and the warm-up."""
+    outcomes: Outcomes
     error: Exception | None = None
     in_a_loop: bool = False
     unbounded: frozenset[str] = frozenset()
@@ -350,6 +390,13 @@ def _measured(runs: list[_Run]) -> list[_Run]:
 def _refused(runs: list[_Run]) -> set[Scenario]:
     """The scenarios under which the step raises."""
     return {run.scenario for run in runs} - {run.scenario for run in _measured(runs)}
+
+
+def _one_sided(runs: list[_Run]) -> frozenset[Place]:
+    """The places where unknown numbers decide, but had one outcome in all runs."""
+    from .watched_numbers import Outcomes
+
+    return Outcomes.together(run.outcomes for run in runs).one_sided()
 
 
 def _is_one_sided(measured: list[_Run]) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 
 from .choices import How, assumed_indices
+from .watched_numbers import Outcomes
 from .workspace.rules import Call
 
 aten = torch.ops.aten
@@ -39,6 +40,9 @@ NO_BOUNDS = "a loop reads unknown values, and how often it runs is not known: th
 ANY_COUNT = "an unknown count decides what the step takes, and it may be any number: there are no bounds"
 ONE_SIDED = (
     "the step raises where its masks have the fewest or the most elements, but not where they have half: no bounds"
+)
+ONE_OUTCOME = (
+    "the step compares unknown numbers, and some comparison came out one way under all that were tried: no bounds"
 )
 COMPUTED = "numbers that were computed on the CPU decide how often a loop runs, and a GPU rounds them differently"
 UNDECIDED = "an unknown number"
@@ -117,6 +121,8 @@ class Answers:
         """Whether such an operator ran."""
         self.reads_counts = False
         """Whether an unknown integer was read, such as how many elements an expert gets."""
+        self.outcomes = Outcomes()
+        """What came out of the flags and the comparisons of numbers that the step read."""
         self._is_warming_up = True
         self._num_asked: Counter[str] = Counter()
         self._asked_before: frozenset[str] = frozenset()
@@ -171,11 +177,12 @@ class Answers:
         self.reads_counts |= is_integer
         self._num_asked[place] += 1
         number = self._num_asked[place] - _PATIENCE
-        if computed is not None and number <= 0 and (self.of_numbers == "usual" or dtype != torch.bool):
+        if computed is not None and number <= 0 and dtype != torch.bool:
             return computed
         scenario = self.of_numbers if number <= 0 else SCENARIOS[number % len(SCENARIOS)]
         if dtype == torch.bool:
-            return scenario == "most"
+            is_computed = computed is not None and number <= 0 and scenario == "usual"
+            return self.outcomes.decided(place, bool(computed) if is_computed else scenario == "most")
         return _INTEGERS[scenario] if is_integer else _NUMBERS[scenario]
 
     def count(self, num_elements: int, share: float) -> int:

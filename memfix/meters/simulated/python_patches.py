@@ -21,10 +21,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...cuda_kernels import CudaKernel
+from . import watched_numbers
 from .kernel_writes import written_arguments
 from .launches import Launch
 from .patches import Patch, nothing
 from .tracking import StorageTracker
+from .watched_numbers import watching
 from .workspace.memory_formats import suggested_format
 
 _MOST_IN_AN_ARRAY, _MOST_IN_A_LIST = 1 << 30, 32 << 20
@@ -34,7 +36,7 @@ _MOST_IN_AN_ARRAY, _MOST_IN_A_LIST = 1 << 30, 32 << 20
 def patches(tracker: StorageTracker) -> list[Patch]:
     return [
         *_by_type(), *_layers(tracker), *_data_loading(), *_scripted(tracker), *_sharding_inference(), *_sent_objects(),
-        *_reducer(), *_triton(tracker), *_cuda_kernels(tracker),
+        *_reducer(), *_triton(tracker), *_cuda_kernels(tracker), *watched_numbers.patches(tracker.answers.outcomes),
     ]  # fmt: skip
 
 
@@ -107,7 +109,8 @@ def _by_value(tracker: StorageTracker) -> list[Patch]:
         (torch._tensor_str, "_str", printed),
         (torch.Tensor, "numpy", numpy),
         (torch.Tensor, "__format__", formatted),
-        (FakeTensor, "tolist", tolist),
+        (FakeTensor, "tolist", watching(tolist, tracker.is_assumed)),
+        (torch.Tensor, "item", watching(torch.Tensor.item, tracker.is_assumed)),
         (logging.getLogger(fake_tensor.__name__), "disabled", True),  # it logs errors that are raised anyway
         (torch.nn.init, "_no_grad_trunc_normal_", _filled),  # redraws until all values are within bounds
     ]

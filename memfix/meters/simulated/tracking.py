@@ -266,6 +266,13 @@ class StorageTracker(TorchDispatchMode):
         with torch._C._DisableTorchDispatch():
             return torch.full(tensor.shape, self._number(tensor.dtype), dtype=tensor.dtype, device="cpu")
 
+    def is_assumed(self, tensor: torch.Tensor) -> bool:
+        """Whether the values of a simulated tensor are unknown, or follow from more than random draws."""
+        if not isinstance(tensor, FakeTensor) or tensor.device.type == "cpu":
+            return False
+        drawn = {assumptions.DRAWN, assumptions.DRAWN_ONCE}
+        return self.values.of(tensor) is None or not self.values.assumed_of([tensor]) <= drawn
+
     def _record_assumptions(self, tensors: list[torch.Tensor]) -> None:
         """Record the assumptions behind values that are read, except unknown numbers, whose notes name the line."""
         assumed = self.values.assumed_of(tensors)
