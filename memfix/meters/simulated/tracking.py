@@ -7,6 +7,7 @@ import functools
 import math
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -115,12 +116,17 @@ class StorageTracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator."""
-        if not self.is_threaded:
-            return self._run(func, types, args, kwargs)
-        with self._one_at_a_time:
-            if threading.get_ident() != self._own_thread:
-                self.note(threads.NOTE)
-            return self._run(func, types, args, kwargs)
+        try:
+            if not self.is_threaded:
+                return self._run(func, types, args, kwargs)
+            with self._one_at_a_time:
+                if threading.get_ident() != self._own_thread:
+                    self.note(threads.NOTE)
+                return self._run(func, types, args, kwargs)
+        except Exception as error:
+            del args, kwargs
+            _forget_arguments(error)
+            raise
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Run one operator. The methods below are tried in order until one returns a result."""
@@ -486,6 +492,18 @@ class _Traits:
 
 
 _traits_of = functools.cache(_Traits)
+
+
+def _forget_arguments(error: BaseException) -> None:
+    """Let go of the tensors that an error's traceback holds in Python frames that torch has in C++ on a GPU."""
+    waiting: list[BaseException | None] = [error]
+    seen = set[int]()
+    while waiting:
+        cause = waiting.pop()
+        if cause is not None and id(cause) not in seen:
+            seen.add(id(cause))
+            traceback.clear_frames(cause.__traceback__)
+            waiting += [cause.__cause__, cause.__context__]
 
 
 def _indexes_from_cpu(args: Any) -> bool:
