@@ -15,6 +15,7 @@ from . import (
     dispatcher_overrides,
     fake_device,
     hide_dispatch_modes,
+    interchange,
     memory_access,
     python_patches,
     threads,
@@ -76,6 +77,7 @@ def simulated_gpu(
             *torch_cuda_stubs.patches(tracker),
             *python_patches.patches(tracker),
             *memory_access.patches(tracker),
+            *interchange.patches(),
             *attention.patches(gpu),
             *threads.patches(tracker),
         ]

@@ -63,6 +63,12 @@ def _returns_its_argument(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> to
     return tensor
 
 
+def _is_set_to(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage()._cdata == other.untyped_storage()._cdata and (
+        (one.storage_offset(), one.shape, one.stride()) == (other.storage_offset(), other.shape, other.stride())
+    )
+
+
 def _with_mask(tensor: torch.Tensor, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """A fake quantization and the mask of what it does not clip."""
     return torch.empty_like(tensor), torch.empty_like(tensor, dtype=torch.bool)
@@ -126,6 +132,7 @@ MISSING_FAKES = {
     "_fused_adagrad_.tensor_lr": _writes_into_arguments,
     "_fused_adam_.tensor_lr": _writes_into_arguments,
     "_fused_adamw_.tensor_lr": _writes_into_arguments,
+    "is_set_to": _is_set_to,
     "_use_cudnn_ctc_loss": _cudnn_takes_ctc,
     "_use_cudnn_ctc_loss.Tensor": _cudnn_takes_ctc,
     "_ctc_loss_backward": lambda grad, log_probs, *rest: torch.empty_like(log_probs),
