@@ -66,12 +66,27 @@ def native_on_cuda_only() -> tuple[str, ...]:
     )
 
 
+def is_structured(operator: torch._ops.OpOverload) -> bool:
+    """Whether the operator has a structured kernel, whose results torch makes before it runs."""
+    return operator.name() in _structured()
+
+
+@functools.cache
+def _structured() -> frozenset[str]:
+    return frozenset("aten::" + one.partition("(")[0] for one in _listed() if "\n  structured" in one)
+
+
+def _listed() -> list[str]:
+    """The operators as torch lists them: each begins with its schema."""
+    listing = Path(torch.__file__).parent.parent / "torchgen/packaged/ATen/native/native_functions.yaml"
+    return listing.read_text().split("\n- func: ")[1:] if listing.exists() else []
+
+
 @functools.cache
 def _dispatch_keys() -> dict[str, frozenset[str]]:
     """``aten::name.overload`` -> the dispatch keys that have a kernel."""
-    listing = Path(torch.__file__).parent.parent / "torchgen/packaged/ATen/native/native_functions.yaml"
     found: dict[str, frozenset[str]] = {}
-    for operator in listing.read_text().split("\n- func: ")[1:] if listing.exists() else ():
+    for operator in _listed():
         keys: set[str] = set()
         in_dispatch = False
         for line in operator.split("\n  ")[1:]:

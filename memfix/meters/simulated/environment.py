@@ -17,6 +17,7 @@ from . import (
     hide_dispatch_modes,
     interchange,
     memory_access,
+    optimizers,
     python_patches,
     threads,
     torch_cuda_rest,
@@ -78,6 +79,7 @@ def simulated_gpu(
             *python_patches.patches(tracker),
             *memory_access.patches(tracker),
             *interchange.patches(),
+            *optimizers.patches(tracker),
             *attention.patches(gpu),
             *threads.patches(tracker),
         ]

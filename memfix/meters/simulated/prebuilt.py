@@ -12,7 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .hide_dispatch_modes import python_keys_shown
+from .hide_dispatch_modes import moved_to
+from .optimizers import remember_class
 from .patches import Patch, applied
 
 
@@ -43,12 +44,12 @@ def weights_restored() -> Iterator[None]:
         _swapped(one, other)
 
     def set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
-        if _is_real(tensor) and _is_real(data):
-            data_of.__set__(tensor, data)
-        elif isinstance(tensor, FakeTensor) and isinstance(data, FakeTensor):
-            with python_keys_shown((tensor, data)):
+        if _is_real(tensor) == _is_real(data):
+            if isinstance(tensor, FakeTensor) and tensor.fake_device != data.device:
+                with moved_to(data.device, tensor, data):
+                    data_of.__set__(tensor, data)
+            else:
                 data_of.__set__(tensor, data)
-                tensor.fake_device = data.fake_device
         elif isinstance(tensor, torch.nn.Parameter):
             swap(tensor, torch.nn.Parameter(data, tensor.requires_grad))
         else:
@@ -183,8 +184,11 @@ def _refill(held: dict[Any, Any], before: dict[Any, Any]) -> None:
 
 def _swapped(one: torch.Tensor, other: torch.Tensor) -> None:
     """Swap two tensors like ``torch.utils.swap_tensors``, but allow weak references, which every fake tensor has."""
+    kinds = type(one), type(other)
     for name in ("__class__", "__dict__"):
         value = getattr(one, name)
         setattr(one, name, getattr(other, name))
         setattr(other, name, value)
     torch._C._swap_tensor_impl(one, other)
+    for tensor, kind in zip((one, other), kinds, strict=True):
+        remember_class(tensor, kind)

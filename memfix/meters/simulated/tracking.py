@@ -37,7 +37,7 @@ from .storages import Storages, is_on_gpu, name_of, writes_into_arguments
 from .streams import GRADIENTS, RECORDED, Streams, StreamsOfGraphs
 from .value_operators import UNKNOWN
 from .values import Values
-from .workspace import Call, Workspace, hides_nothing
+from .workspace import Call, Workspace, hides_nothing, is_filling, may_resize
 from .workspace.indexing import is_mask, is_masked_fill
 from .workspace.layout import contiguous_strides
 from .workspace.rules import tensors_in
@@ -365,7 +365,7 @@ class StorageTracker(TorchDispatchMode):
             return real
         for tensor in results:
             self.storages.add_result(tensor, func, site, replaced)
-        if not traits.hides_nothing:
+        if not traits.hides_nothing or (traits.may_resize and is_filling()):
             self._count_workspace(Call(self.gpu, func, args, kwargs, result), given, results, site, recipe)
         self.values.follow(func, args, kwargs, given, results)
         if traits.chooses:
@@ -407,7 +407,7 @@ class StorageTracker(TorchDispatchMode):
             self.note(hidden.doubt)
             if hidden.within is not None:
                 self.bounded.add(hidden.doubt)
-        if hidden.sizes:
+        if hidden.sizes or hidden.within is not None:
             what = f"workspace of {name_of(call.operator)}"
             bounds = None if hidden.within is None else (hidden.within.least, hidden.within.most)
             self.ledger.workspace((Entry(size, what, site) for size in hidden.sizes), bounds)
@@ -472,8 +472,8 @@ class _Traits:
     """The properties that decide how an operator is run. They share one lookup a call, which hashes it in Python."""
 
     __slots__ = (
-        "chooses", "composite_key", "hides_nothing", "indexes", "is_sent", "is_view", "parts", "reads_values",
-        "runs_on_real",
+        "chooses", "composite_key", "hides_nothing", "indexes", "is_sent", "is_view", "may_resize", "parts",
+        "reads_values", "runs_on_real",
     )  # fmt: skip
 
     def __init__(self, operator: Any) -> None:
@@ -482,6 +482,7 @@ class _Traits:
         self.composite_key = composite_key(operator)
         self.hides_nothing = hides_nothing(operator)
         self.indexes = packet in _INDEXES
+        self.may_resize = may_resize(operator)
         self.parts = PARTS.get(str(packet))
         self.is_view = operator.is_view or torch.Tag.inplace_view in tags or packet is aten.set_
         """Whether the operator returns a view or changes metadata."""
