@@ -24,7 +24,9 @@ _SEEN_WHOLE = frozenset(
 # composites with a CUDA kernel from dispatcher_overrides. Autograd's keys lead to it, but inference mode disables them
 _OUR_OWN = frozenset(("aten::one_hot", "aten::scaled_dot_product_attention", "aten::_fused_sdp_choice"))
 # overloads of composites that wrap a number in a tensor; the dispatcher unwraps it, and the parts accept no number
-_WITH_A_NUMBER = ("Scalar", "Tensor_Scalar", "Scalar_Tensor")
+_WITH_A_NUMBER = frozenset(
+    "Scalar Tensor_Scalar Scalar_Tensor Scalar_Other Scalar_Self other_scalar self_scalar n_scalar x_scalar".split()
+)
 # namespaces of torch.distributed's operators, which have a kernel written in terms of other operators
 _OF_DISTRIBUTED = ("fsdp", "_dtensor")
 _EXPLICIT_KEYS = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
