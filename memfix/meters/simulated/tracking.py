@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from ...errors import MeasurementError
-from . import assumptions, peers, threads
+from . import assumptions, out_of_memory, peers, threads
 from .assumptions import Answers, Scenario
 from .choices import chooses, chosen_indices
 from .composite import composite_key
@@ -93,6 +93,8 @@ class StorageTracker(TorchDispatchMode):
         self.is_threaded = False
         """Whether the step has started threads."""
         self._one_at_a_time, self._own_thread = threading.RLock(), threading.get_ident()
+        self._few_elements, self._much_memory = gpu.memory_bytes // 100, gpu.memory_bytes // 4 * 3
+        """Tensors of fewer elements fit while less than this memory is in use, and are not checked."""
         self._first_read: int | None = None
         """The ledger's event at which the step first read an unknown number."""
 
@@ -364,6 +366,8 @@ class StorageTracker(TorchDispatchMode):
         if real is not NOT_HANDLED:
             return real
         for tensor in results:
+            if tensor.numel() > self._few_elements or self.ledger.allocated.live > self._much_memory:
+                self._check_memory(tensor)
             self.storages.add_result(tensor, func, site, replaced)
         if not traits.hides_nothing or (traits.may_resize and is_filling()):
             self._count_workspace(Call(self.gpu, func, args, kwargs, result), given, results, site, recipe)
@@ -374,6 +378,14 @@ class StorageTracker(TorchDispatchMode):
             for tensor, value in self.decisions.of_results(result, site, Call(self.gpu, func, args, kwargs, result)):
                 self.values.keep(tensor, value, frozenset((assumptions.CHOSEN,)))
         return result
+
+    def _check_memory(self, made: torch.Tensor) -> None:
+        """Raise or add a note if a new tensor does not fit the GPU, and the step catches that."""
+        if is_on_gpu(made) and self.storages.entry_of(made) is None:
+            live, size = self.ledger.allocated.live, made.untyped_storage().nbytes()
+            note = out_of_memory.check(live, size, self.gpu.memory_bytes)
+            if note is not None:
+                self.note(note)
 
     def _choose(self, call: Call) -> None:
         """Assume the indices that an operator chose by unknown values, if the step cannot be measured otherwise."""
