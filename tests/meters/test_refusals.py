@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import io
+import pickle
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -251,3 +253,22 @@ def test_an_error_in_backward_is_passed_on() -> None:
 
     with pytest.raises(KeyError, match="planted"):
         memfix.peak(step_of(4)(lambda x: Fails.apply(x.requires_grad_()).sum().backward()))
+
+
+class PlainSubclass(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("step", "what"),
+    [
+        (lambda x: x.as_subclass(PlainSubclass).exp(), "a tensor subclass without a __torch_dispatch__"),
+        (lambda x: pickle.dumps(x), "pickles, or torch.save, of tensors on the GPU"),
+        (lambda x: torch.save(x, io.BytesIO()), "pickles, or torch.save, of tensors on the GPU"),
+        (lambda x: torch.cuda.caching_allocator_alloc(1 << 20), "addresses from torch's allocator"),
+    ],
+)
+def test_what_is_not_simulated_is_refused_with_the_line(step: Any, what: str) -> None:
+    said = refused(step_of(4)(step))
+    assert what in said
+    assert ON_A_GPU in said

@@ -16,6 +16,15 @@ _NO_MEMORY = re.compile("data is not allocated yet|access data pointer of Tensor
 _WITHOUT_FAKE = re.compile(r"no fake impl registered for (?:<CustomOpDef\()?([\w:]+)")
 _OF_REDUCER = re.compile(r"INTERNAL ASSERT FAILED at .*c10d/(comm|reducer)\.cpp")
 _HIGHER_ORDER = re.compile(r"no rule registered for HigherOrderOperator (\w+)")
+_NOT_SIMULATED = {
+    "all __torch_dispatch__ handlers returned NotImplemented": "a tensor subclass without a __torch_dispatch__",
+    "WeakValueDictionary.__init__.<locals>.remove": "pickles, or torch.save, of tensors on the GPU",
+    "storage_device.is_cpu() || storage_device.is_cuda()": "a nested tensor",
+    "is not registered with any CUDA device": "an address on the GPU, by __cuda_array_interface__ or the like",
+    "Found no NVIDIA driver": "an address on the GPU, or a call of CUDA",
+    "Cannot initialize CUDA without ATen_cuda": "an address on the GPU, or a call of CUDA",
+}
+"""What torch's errors say of simulated tensors -> what the step uses."""
 
 
 @contextlib.contextmanager
@@ -43,6 +52,9 @@ def _sentence(error: Exception) -> str | None:
     if isinstance(error, RuntimeError) and _OF_REDUCER.search(str(error)):
         what = "DistributedDataParallel takes its reduced gradients from other ranks, which are fake here"
         return f"{what}{at}; measure the module inside it, or use fully_shard"
+    used = next((what for said, what in _NOT_SIMULATED.items() if said in str(error)), None)
+    if used is not None:
+        return f"the step uses {used}{at}, which is not simulated; {ON_A_GPU}"
     unsupported = _unsupported(error)
     if unsupported is not None:
         return f"the step uses what cannot be simulated ({unsupported}){at}; register a fake for it, or {ON_A_GPU}"

@@ -10,7 +10,7 @@ import torch
 from .memory_formats import contiguous_only
 from .rules import Call, copies_unless_contiguous, no_kernel, none_needed, rule, size_of, storage
 
-no_kernel("item _efficientzerotensor detach detach_ lift_fresh is_pinned set_ _reshape_alias _unsafe_view")
+no_kernel("is_set_to item _efficientzerotensor detach detach_ lift_fresh is_pinned set_ _reshape_alias _unsafe_view")
 none_needed(
     """fake_quantize_per_tensor_affine_cachemask fake_quantize_per_channel_affine_cachemask
     _fake_quantize_per_tensor_affine_cachemask_tensor_qparams channel_shuffle
@@ -29,7 +29,7 @@ none_needed(
     """__irshift__ __ilshift__ abs_ copysign_ floor_divide floor_divide_ gcd_ ge_ gt_ heaviside_ lcm_ le_ lt_ ne_ rsub
     xlogy_ gelu_ hardswish hardswish_ mish_ threshold_ elu_backward hardshrink_backward hardsigmoid_backward
     hardswish_backward hardtanh_backward leaky_relu_backward mish_backward softplus_backward softshrink_backward
-    is_set_to record_stream"""
+    record_stream"""
 )
 
 
