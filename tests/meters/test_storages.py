@@ -162,3 +162,18 @@ def test_gradients_of_a_batch_are_not_added_in_place() -> None:
 
     reading = memfix.peak(build)
     assert (reading.peak_bytes, reading.exact) == (24_000_288, True)
+
+
+def test_a_module_on_meta_gets_its_memory() -> None:
+    def build(device: str) -> Callable[[], Any]:
+        def step() -> Any:
+            with torch.device("meta"):
+                net = nn.Linear(100, 100, bias=False)
+            net.to_empty(device=device)
+            net.half()
+            net.to("meta")
+            return net.to_empty(device=device)
+
+        return step
+
+    assert memfix.peak(build).held_bytes == 20_000

@@ -81,7 +81,8 @@ def _applied_to_fakes(
     """Convert a module as torch does one of plain tensors: it sets their data, and swaps only fake tensors, which a
     graph would then go on to use under their old name."""
     future = torch.__future__
-    if future.get_swap_module_params_on_conversion() or future.get_overwrite_module_params_on_conversion():
+    on_meta = any(one is not None and one.device.type == "meta" for one in module._parameters.values())
+    if on_meta or future.get_swap_module_params_on_conversion() or future.get_overwrite_module_params_on_conversion():
         return apply(module, fn, recurse)
     for child in module.children() if recurse else ():
         child._apply(fn)
@@ -90,7 +91,10 @@ def _applied_to_fakes(
         for tensor in () if parameter is None else (parameter, parameter.grad):
             if tensor is not None:
                 with torch.no_grad():
-                    tensor.data = fn(tensor)
+                    made = fn(tensor)
+                    if made.device.type == "meta":  # torch sets no data of another kind
+                        return apply(module, fn, False)
+                    tensor.data = made
     module._parameters = {}
     try:
         return apply(module, fn, False)
