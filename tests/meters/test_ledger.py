@@ -194,7 +194,7 @@ def test_a_resize_settles_that_the_old_one_stays() -> None:
     old, other = born(ledger, 100, "old"), born(ledger, 1, "other")
     ledger.birth_in_place_of(old, entry(100, "new"))
     ledger.resize(other, 11)
-    assert requested(ledger) == (0, 211, 211)
+    assert requested(ledger) == (0, 211, 212)
 
 
 def test_settling_twice_counts_the_heir_once() -> None:
@@ -264,12 +264,13 @@ def test_restart_counts_an_heir_whose_elder_stayed_into_the_base() -> None:
     assert requested(ledger) == (200, 200, 200)
 
 
-def test_a_storage_that_grows_raises_the_peak_by_the_difference() -> None:
+def test_a_storage_that_grows_holds_its_old_memory_while_that_is_copied() -> None:
     ledger = Ledger()
     grown = born(ledger, 100, "grown")
     ledger.resize(grown, 600)
-    assert requested(ledger) == (0, 600, 600)
-    assert (ledger.allocated.live, ledger.allocated.peak) == (1024, 1024)
+    assert requested(ledger) == (0, 600, 700)
+    assert alive_at_peak(ledger) == [("grown", 100), ("grown", 600)]
+    assert (ledger.allocated.live, ledger.allocated.peak) == (1024, 1536)
     ledger.death(grown)
     assert (ledger.requested.live, ledger.allocated.live) == (0, 0)
 

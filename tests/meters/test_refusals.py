@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import pickle
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -203,22 +204,14 @@ def test_the_reducer_of_data_parallel_is_refused_by_name() -> None:
         memfix.peak(build, world_size=2)
 
 
-def saves(device: str) -> Any:
-    x = torch.ones(9, device=device)
-    return lambda: torch.save({"x": x}, io.BytesIO())
-
-
 def nests(device: str) -> Any:
     parts = [torch.ones(length, 4, device=device) for length in (2, 3)]
     return lambda: torch.nested.nested_tensor(parts, layout=torch.jagged) * 2
 
 
-@pytest.mark.parametrize(
-    ("build", "words"), [(saves, "pickles a simulated tensor at"), (nests, "sizes that its values decide at .*jagged")]
-)
-def test_what_needs_memory_or_symbols_is_refused_in_words(build: Any, words: str) -> None:
-    with pytest.raises(MeasurementError, match=f"{words}.*{re.escape(ON_A_GPU)}"):
-        memfix.peak(build)
+def test_a_jagged_tensor_is_refused_in_words() -> None:
+    with pytest.raises(MeasurementError, match=f"a nested tensor of layout torch.jagged at .*{re.escape(ON_A_GPU)}"):
+        memfix.peak(nests)
 
 
 def test_a_dtensor_is_refused_by_name() -> None:
@@ -270,3 +263,22 @@ def test_an_error_in_backward_is_passed_on() -> None:
 
     with pytest.raises(KeyError, match="planted"):
         memfix.peak(step_of(4)(lambda x: Fails.apply(x.requires_grad_()).sum().backward()))
+
+
+class PlainSubclass(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("step", "what"),
+    [
+        (lambda x: x.as_subclass(PlainSubclass).exp(), "a tensor subclass without a __torch_dispatch__"),
+        (lambda x: pickle.dumps(x), "pickles, or torch.save, of tensors on the GPU"),
+        (lambda x: torch.save(x, io.BytesIO()), "pickles, or torch.save, of tensors on the GPU"),
+        (lambda x: torch.cuda.caching_allocator_alloc(1 << 20), "addresses from torch's allocator"),
+    ],
+)
+def test_what_is_not_simulated_is_refused_with_the_line(step: Any, what: str) -> None:
+    said = refused(step_of(4)(step))
+    assert what in said
+    assert ON_A_GPU in said

@@ -24,7 +24,9 @@ _SEEN_WHOLE = frozenset(
 # composites with a CUDA kernel from dispatcher_overrides. Autograd's keys lead to it, but inference mode disables them
 _OUR_OWN = frozenset(("aten::one_hot", "aten::scaled_dot_product_attention", "aten::_fused_sdp_choice"))
 # overloads of composites that wrap a number in a tensor; the dispatcher unwraps it, and the parts accept no number
-_WITH_A_NUMBER = ("Scalar", "Tensor_Scalar", "Scalar_Tensor")
+_WITH_A_NUMBER = frozenset(
+    "Scalar Tensor_Scalar Scalar_Tensor Scalar_Other Scalar_Self other_scalar self_scalar n_scalar x_scalar".split()
+)
 # namespaces of torch.distributed's operators, which have a kernel written in terms of other operators
 _OF_DISTRIBUTED = ("fsdp", "_dtensor")
 _EXPLICIT_KEYS = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
@@ -66,12 +68,27 @@ def native_on_cuda_only() -> tuple[str, ...]:
     )
 
 
+def is_structured(operator: torch._ops.OpOverload) -> bool:
+    """Whether the operator has a structured kernel, whose results torch makes before it runs."""
+    return operator.name() in _structured()
+
+
+@functools.cache
+def _structured() -> frozenset[str]:
+    return frozenset("aten::" + one.partition("(")[0] for one in _listed() if "\n  structured" in one)
+
+
+def _listed() -> list[str]:
+    """The operators as torch lists them: each begins with its schema."""
+    listing = Path(torch.__file__).parent.parent / "torchgen/packaged/ATen/native/native_functions.yaml"
+    return listing.read_text().split("\n- func: ")[1:] if listing.exists() else []
+
+
 @functools.cache
 def _dispatch_keys() -> dict[str, frozenset[str]]:
     """``aten::name.overload`` -> the dispatch keys that have a kernel."""
-    listing = Path(torch.__file__).parent.parent / "torchgen/packaged/ATen/native/native_functions.yaml"
     found: dict[str, frozenset[str]] = {}
-    for operator in listing.read_text().split("\n- func: ")[1:] if listing.exists() else ():
+    for operator in _listed():
         keys: set[str] = set()
         in_dispatch = False
         for line in operator.split("\n  ")[1:]:

@@ -61,6 +61,8 @@ class EngineWatch:
         self._numbers_of_gradients: list[range] = []
         self._num_nodes = 0
         self._finished_node: int | None = None
+        self._is_batched = False
+        """Whether the gradients are wrapped by a transform such as ``vmap``: the engine adds no such one in place."""
         self._casts: dict[int, tuple[CodeType, int]] = {}
         """The sequence number of a cast's autograd node, under autocast -> the Python instruction that called it."""
 
@@ -84,7 +86,7 @@ class EngineWatch:
         return operator is aten.add.Tensor and self._is_accumulation(args)
 
     def _is_accumulation(self, args: tuple[Any, ...]) -> bool:
-        if self._finished_node is None or torch.is_grad_enabled():
+        if self._finished_node is None or self._is_batched or torch.is_grad_enabled():
             return False
         node = torch._C._current_autograd_node()
         metadata: Any = node.metadata if node is not None else {}
@@ -110,11 +112,12 @@ class EngineWatch:
         def run_hooked(outputs: Any, *args: Any, **kwargs: Any) -> Any:
             self._hook_nodes(outputs if isinstance(outputs, (tuple, list)) else (outputs,))
             outer, self._finished_node = self._finished_node, None
+            outer_batched, self._is_batched = self._is_batched, any(map(_is_wrapped, tensors_in(args[0])))
             first = torch._C._autograd._get_sequence_nr()
             try:
                 return run(outputs, *args, **kwargs)
             finally:
-                self._finished_node = outer
+                self._finished_node, self._is_batched = outer, outer_batched
                 if args[2]:  # create_graph
                     self._numbers_of_gradients.append(range(first, torch._C._autograd._get_sequence_nr()))
 
@@ -154,6 +157,11 @@ class EngineWatch:
 
     def _node_finished(self, number: int, _grad_inputs: Any, _grad_outputs: Any) -> None:
         self._finished_node = number
+
+
+def _is_wrapped(tensor: torch.Tensor) -> bool:
+    keys = str(torch._C._dispatch_keys(tensor))  # Python has no name for one of them, Batched
+    return "Batched" in keys or "FuncTorchGradWrapper" in keys
 
 
 def _is_in_autocast() -> bool:

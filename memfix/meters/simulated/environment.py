@@ -15,7 +15,9 @@ from . import (
     dispatcher_overrides,
     fake_device,
     hide_dispatch_modes,
+    interchange,
     memory_access,
+    optimizers,
     python_patches,
     threads,
     torch_cuda_rest,
@@ -111,6 +113,8 @@ def _patches(tracker: StorageTracker) -> list[Patch]:
         *torch_cuda_stubs.patches(tracker),
         *python_patches.patches(tracker),
         *memory_access.patches(tracker),
+        *interchange.patches(),
+        *optimizers.patches(tracker),
         *attention.patches(tracker.gpu),
         *threads.patches(tracker),
     ]

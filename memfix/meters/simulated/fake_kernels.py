@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._refs
+from torch._decomp import decomposition_table
 
 from .workspace.memory_formats import suggested_format
 
@@ -55,12 +58,43 @@ def _vector_norm(
     return tensor.new_empty(sizes, dtype=(dtype or tensor.dtype).to_real())
 
 
+def _where(condition: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Torch's own fake refuses a condition in bytes, which CUDA takes."""
+    if condition.dtype == torch.uint8:
+        condition = torch.empty_like(condition, dtype=torch.bool)
+    kernel: Any = torch._refs.where
+    return kernel(condition, left, right)
+
+
+def _with_targets_in_bytes(name: str, position: int) -> Callable[..., Any]:
+    """A fake of a loss that also takes targets in bytes, which torch's own refuses."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        kernel: Any = decomposition_table[getattr(torch.ops.aten, name).default]
+        targets = args[position]
+        if targets.dtype == torch.uint8:
+            targets = torch.empty_like(targets, dtype=torch.int64)
+        return kernel(*args[:position], targets, *args[position + 1 :], **kwargs)
+
+    return run
+
+
+def _of_lists(tensors: list[torch.Tensor], *args: Any) -> list[torch.Tensor]:
+    return [torch.empty_like(tensor) for tensor in tensors]
+
+
 def _writes_into_arguments(*args: Any, **kwargs: Any) -> None:
     return None
 
 
 def _returns_its_argument(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return tensor
+
+
+def _is_set_to(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage()._cdata == other.untyped_storage()._cdata and (
+        (one.storage_offset(), one.shape, one.stride()) == (other.storage_offset(), other.shape, other.stride())
+    )
 
 
 def _with_mask(tensor: torch.Tensor, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -126,6 +160,12 @@ MISSING_FAKES = {
     "_fused_adagrad_.tensor_lr": _writes_into_arguments,
     "_fused_adam_.tensor_lr": _writes_into_arguments,
     "_fused_adamw_.tensor_lr": _writes_into_arguments,
+    "is_set_to": _is_set_to,
+    # torch's own fakes refuse scalars in a tensor, which they take for one on a GPU
+    "_foreach_addcdiv.Tensor": _of_lists,
+    "_foreach_addcmul.Tensor": _of_lists,
+    "_foreach_addcdiv_.Tensor": _writes_into_arguments,
+    "_foreach_addcmul_.Tensor": _writes_into_arguments,
     "_use_cudnn_ctc_loss": _cudnn_takes_ctc,
     "_use_cudnn_ctc_loss.Tensor": _cudnn_takes_ctc,
     "_ctc_loss_backward": lambda grad, log_probs, *rest: torch.empty_like(log_probs),
@@ -165,6 +205,9 @@ CORRECTED_FAKES: dict[str, Any] = {  # torch 2.11's fake of addmm.dtype takes th
         (left.shape[0], right.shape[1]), dtype=dtype
     ),
     "_grouped_mm.default": _grouped_mm,
+    "where.self": _where,
+    "nll_loss_forward.default": _with_targets_in_bytes("nll_loss_forward", 1),
+    "nll_loss_backward.default": _with_targets_in_bytes("nll_loss_backward", 2),
     "linalg_vector_norm.default": _vector_norm,
     # torch's own fakes refuse a generator
     **dict.fromkeys(_DRAWN_IN_PLACE, _returns_its_argument),

@@ -20,6 +20,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -77,6 +78,19 @@ def python_keys_shown(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
         yield
     finally:
         hide_python_key(hidden)
+
+
+@contextlib.contextmanager
+def moved_to(device: torch.device, *tensors: Any) -> Iterator[None]:
+    """Inside, the tensors have their Python keys; afterwards they are on ``device``. The last one says whether keys are
+    hidden: another may have been swapped, and is then unknown here."""
+    is_hidden = id(tensors[-1]) in _hidden
+    show_python_key(tensors)
+    yield
+    for tensor in tensors:
+        tensor.fake_device = device
+    if is_hidden:
+        hide_python_key(tensors)
 
 
 @contextlib.contextmanager

@@ -124,15 +124,18 @@ class Ledger:
             self._add(heir.bytes)
 
     def resize(self, entry: Entry, size: int) -> None:
+        """Count memory of another size: it is allocated, what fits is copied into it, and the old memory is freed."""
         self.settle()
         self.event += 1
-        self.entries.append(replace(entry, died=self.event))  # the old size ends here
-        self._free(entry)
-        entry.freed_late = None
-        self._remove(entry.bytes)
+        old = replace(entry)
+        entry.bytes, entry.born, entry.freed_late = size, self.event, None
         self._add(size)
-        entry.bytes, entry.born = size, self.event
         self._note_peak()
+        self.event += 1
+        old.died = self.event
+        self.entries.append(old)
+        self._free(old)
+        self._remove(old.bytes)
 
     def workspace(self, buffers: Iterable[Entry], bounds: tuple[int, int] | None = None) -> None:
         """Count buffers that a kernel allocates and frees before it returns.

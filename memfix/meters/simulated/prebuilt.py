@@ -12,6 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
+from .hide_dispatch_modes import moved_to
+from .optimizers import remember_class
 from .patches import Patch, applied
 
 
@@ -30,9 +32,10 @@ def weights_restored() -> Iterator[None]:
 
     def moved(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
         is_real = any(map(_is_real, (*module._parameters.values(), *module._buffers.values())))
-        if is_real:
-            undo.append(_restore_of_module(module))
-        with applied([(torch.__future__, "get_swap_module_params_on_conversion", lambda: is_real)]):
+        if not is_real:
+            return _applied_to_fakes(apply, module, *args, **kwargs)
+        undo.append(_restore_of_module(module))
+        with applied([(torch.__future__, "get_swap_module_params_on_conversion", lambda: True)]):
             return apply(module, *args, **kwargs)
 
     def swap(one: torch.Tensor, other: torch.Tensor) -> None:
@@ -41,8 +44,12 @@ def weights_restored() -> Iterator[None]:
         _swapped(one, other)
 
     def set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
-        if not _is_real(tensor) or _is_real(data):
-            data_of.__set__(tensor, data)
+        if _is_real(tensor) == _is_real(data):
+            if isinstance(tensor, FakeTensor) and tensor.fake_device != data.device:
+                with moved_to(data.device, tensor, data):
+                    data_of.__set__(tensor, data)
+            else:
+                data_of.__set__(tensor, data)
         elif isinstance(tensor, torch.nn.Parameter):
             swap(tensor, torch.nn.Parameter(data, tensor.requires_grad))
         else:
@@ -66,6 +73,33 @@ def weights_restored() -> Iterator[None]:
         hook.remove()
         for restore in reversed(undo):
             restore()
+
+
+def _applied_to_fakes(
+    apply: Callable[..., torch.nn.Module], module: torch.nn.Module, fn: Callable[..., Any], recurse: bool = True
+) -> torch.nn.Module:
+    """Convert a module as torch does one of plain tensors: it sets their data, and swaps only fake tensors, which a
+    graph would then go on to use under their old name."""
+    future = torch.__future__
+    on_meta = any(one is not None and one.device.type == "meta" for one in module._parameters.values())
+    if on_meta or future.get_swap_module_params_on_conversion() or future.get_overwrite_module_params_on_conversion():
+        return apply(module, fn, recurse)
+    for child in module.children() if recurse else ():
+        child._apply(fn)
+    parameters = module._parameters
+    for parameter in parameters.values():
+        for tensor in () if parameter is None else (parameter, parameter.grad):
+            if tensor is not None:
+                with torch.no_grad():
+                    made = fn(tensor)
+                    if made.device.type == "meta":  # torch sets no data of another kind
+                        return apply(module, fn, False)
+                    tensor.data = made
+    module._parameters = {}
+    try:
+        return apply(module, fn, False)
+    finally:
+        module._parameters = parameters
 
 
 def _is_real(tensor: torch.Tensor | None) -> bool:
@@ -154,8 +188,11 @@ def _refill(held: dict[Any, Any], before: dict[Any, Any]) -> None:
 
 def _swapped(one: torch.Tensor, other: torch.Tensor) -> None:
     """Swap two tensors like ``torch.utils.swap_tensors``, but allow weak references, which every fake tensor has."""
+    kinds = type(one), type(other)
     for name in ("__class__", "__dict__"):
         value = getattr(one, name)
         setattr(one, name, getattr(other, name))
         setattr(other, name, value)
     torch._C._swap_tensor_impl(one, other)
+    for tensor, kind in zip((one, other), kinds, strict=True):
+        remember_class(tensor, kind)

@@ -4,11 +4,12 @@ tensor's type, reads its values, traces or scripts a function, or launches a ker
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -105,7 +106,20 @@ def _by_value(tracker: StorageTracker) -> list[Patch]:
         is_number = isinstance(tensor, FakeTensor) and tensor.dim() == 0
         return format(tensor.item(), spec) if is_number else real_format(tensor, spec)
 
+    def of_list(real: Callable[..., Any]) -> Callable[..., Any]:
+        def make(data: Any, *args: Any, **kwargs: Any) -> Any:
+            leaves = [*_leaves(data)] if isinstance(data, (list, tuple)) else []
+            if not any(isinstance(leaf, FakeTensor) for leaf in leaves):
+                return real(data, *args, **kwargs)
+            kinds = (leaf.dtype if isinstance(leaf, torch.Tensor) else real(leaf).dtype for leaf in leaves)
+            if kwargs.get("dtype") is None and not args:
+                kwargs["dtype"] = functools.reduce(torch.promote_types, kinds)
+            return real(_numbers(data), *args, **kwargs)
+
+        return make
+
     return [
+        *((torch, name, of_list(getattr(torch, name))) for name in ("tensor", "as_tensor")),
         (torch._tensor_str, "_str", printed),
         (torch.Tensor, "numpy", numpy),
         (torch.Tensor, "__format__", formatted),
@@ -114,6 +128,18 @@ def _by_value(tracker: StorageTracker) -> list[Patch]:
         (logging.getLogger(fake_tensor.__name__), "disabled", True),  # it logs errors that are raised anyway
         (torch.nn.init, "_no_grad_trunc_normal_", _filled),  # redraws until all values are within bounds
     ]
+
+
+def _leaves(data: Any) -> Iterator[Any]:
+    for one in data:
+        yield from _leaves(one) if isinstance(one, (list, tuple)) else (one,)
+
+
+def _numbers(data: Any) -> Any:
+    """Nested lists in which each fake tensor is replaced by its numbers, which torch reads one by one in C++."""
+    if isinstance(data, (list, tuple)):
+        return [_numbers(one) for one in data]
+    return data.tolist() if isinstance(data, FakeTensor) else data
 
 
 def _layers(tracker: StorageTracker) -> list[Patch]:

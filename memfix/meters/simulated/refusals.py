@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 import re
 import traceback
 from collections.abc import Iterator
@@ -16,8 +15,16 @@ from .source_lines import line_of_error
 _NO_MEMORY = re.compile("data is not allocated yet|access data pointer of Tensor")
 _WITHOUT_FAKE = re.compile(r"no fake impl registered for (?:<CustomOpDef\()?([\w:]+)")
 _OF_REDUCER = re.compile(r"INTERNAL ASSERT FAILED at .*c10d/(comm|reducer)\.cpp")
-_OF_PICKLE = re.compile("(pickle|get local object).*(WeakValueDictionary|weakref|FakeTensor)")
 _HIGHER_ORDER = re.compile(r"no rule registered for HigherOrderOperator (\w+)")
+_NOT_SIMULATED = {
+    "all __torch_dispatch__ handlers returned NotImplemented": "a tensor subclass without a __torch_dispatch__",
+    "(pickle|local object).*(WeakValueDictionary|weakref|FakeTensor)": "pickles, or torch.save, of tensors on the GPU",
+    r"storage_device\.is_cpu\(\) \|\| storage_device\.is_cuda\(\)": "a nested tensor",
+    "shape_env must not be None": "a nested tensor of layout torch.jagged",
+    "is not registered with any CUDA device": "an address on the GPU, by __cuda_array_interface__ or the like",
+    "Found no NVIDIA driver|Cannot initialize CUDA without ATen_cuda": "an address on the GPU, or a call of CUDA",
+}
+"""What torch's errors say of simulated tensors -> what the step uses."""
 
 
 @contextlib.contextmanager
@@ -45,11 +52,9 @@ def _sentence(error: Exception) -> str | None:
     if isinstance(error, RuntimeError) and _OF_REDUCER.search(str(error)):
         what = "DistributedDataParallel takes its reduced gradients from other ranks, which are fake here"
         return f"{what}{at}; measure the module inside it, or use fully_shard"
-    if isinstance(error, (AttributeError, TypeError, pickle.PicklingError)) and _OF_PICKLE.search(str(error)):
-        return f"the step pickles a simulated tensor{at}, as torch.save does; save outside the step, or {ON_A_GPU}"
-    if isinstance(error, AssertionError) and "shape_env must not be None" in str(error):
-        what = f"the step uses sizes that its values decide{at}"
-        return f"{what}, as a nested tensor of layout torch.jagged does; {ON_A_GPU}"
+    used = next((what for said, what in _NOT_SIMULATED.items() if re.search(said, str(error))), None)
+    if used is not None:
+        return f"the step uses {used}{at}, which is not simulated; {ON_A_GPU}"
     unsupported = _unsupported(error)
     if unsupported is not None:
         return f"the step uses what cannot be simulated ({unsupported}){at}; register a fake for it, or {ON_A_GPU}"

@@ -61,6 +61,11 @@ def patches() -> list[Patch]:
         (cuda, "CUDAGraph", _refused("CUDA graphs")),
         *((module, "graph_pool_handle", _refused("CUDA graphs")) for module in (cuda, cuda.graphs)),
         *((cuda, name, _refused("memory pools of its own")) for name in ("MemPool", "use_mem_pool")),
+        *(
+            (module, name, _refused("addresses from torch's allocator"))
+            for module in (cuda, cuda.memory)
+            for name in ("caching_allocator_alloc", "caching_allocator_delete")
+        ),
     ]
 
 

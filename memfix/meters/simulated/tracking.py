@@ -7,6 +7,7 @@ import functools
 import math
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from ...errors import MeasurementError
-from . import assumptions, peers
+from . import assumptions, out_of_memory, peers
 from .assumptions import Answers, Scenario
 from .choices import chooses, chosen_indices
 from .composite import composite_key
@@ -36,7 +37,7 @@ from .storages import Storages, is_on_gpu, name_of, writes_into_arguments
 from .streams import GRADIENTS, RECORDED, Streams, StreamsOfGraphs
 from .value_operators import UNKNOWN
 from .values import Values
-from .workspace import Call, Workspace, hides_nothing
+from .workspace import Call, Workspace, hides_nothing, is_filling, may_resize
 from .workspace.indexing import is_mask, is_masked_fill
 from .workspace.layout import contiguous_strides
 from .workspace.ordering import room_for_distinct
@@ -96,6 +97,8 @@ class StorageTracker(TorchDispatchMode):
         self.is_threaded = False
         """Whether the step has started threads."""
         self._one_at_a_time, self._own_thread = threading.RLock(), threading.get_ident()
+        self._few_elements, self._much_memory = gpu.memory_bytes // 100, gpu.memory_bytes // 4 * 3
+        """Tensors of fewer elements fit while less than this memory is in use, and are not checked."""
         self._first_read: int | None = None
         """The ledger's event at which the step first read an unknown number."""
 
@@ -119,12 +122,17 @@ class StorageTracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator."""
-        if not self.is_threaded:
-            return self._run(func, types, args, kwargs)
-        with self._one_at_a_time:
-            if threading.get_ident() != self._own_thread:
-                self.note(IN_THREADS)
-            return self._run(func, types, args, kwargs)
+        try:
+            if not self.is_threaded:
+                return self._run(func, types, args, kwargs)
+            with self._one_at_a_time:
+                if threading.get_ident() != self._own_thread:
+                    self.note(IN_THREADS)
+                return self._run(func, types, args, kwargs)
+        except Exception as error:
+            del args, kwargs
+            _forget_arguments(error)
+            raise
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Run one operator. The methods below are tried in order until one returns a result."""
@@ -378,8 +386,10 @@ class StorageTracker(TorchDispatchMode):
         if real is not NOT_HANDLED:
             return real
         for tensor in results:
+            if tensor.numel() > self._few_elements or self.ledger.allocated.live > self._much_memory:
+                self._check_memory(tensor)
             self.storages.add_result(tensor, func, site, replaced)
-        if not traits.hides_nothing:
+        if not traits.hides_nothing or (traits.may_resize and is_filling()):
             self._count_workspace(Call(self.gpu, func, args, kwargs, result), given, results, site, recipe)
         self.values.follow(func, args, kwargs, given, results)
         if traits.chooses:
@@ -388,6 +398,14 @@ class StorageTracker(TorchDispatchMode):
             for tensor, value in self.decisions.of_results(result, site, Call(self.gpu, func, args, kwargs, result)):
                 self.values.keep(tensor, value, frozenset((assumptions.CHOSEN,)))
         return result
+
+    def _check_memory(self, made: torch.Tensor) -> None:
+        """Raise or add a note if a new tensor does not fit the GPU, and the step catches that."""
+        if is_on_gpu(made) and self.storages.entry_of(made) is None:
+            live, size = self.ledger.allocated.live, made.untyped_storage().nbytes()
+            note = out_of_memory.check(live, size, self.gpu.memory_bytes)
+            if note is not None:
+                self.note(note)
 
     def _choose(self, call: Call) -> None:
         """Assume the indices that an operator chose by unknown values, if the step cannot be measured otherwise."""
@@ -421,7 +439,7 @@ class StorageTracker(TorchDispatchMode):
             self.note(hidden.doubt)
             if hidden.within is not None:
                 self.bounded.add(hidden.doubt)
-        if hidden.sizes:
+        if hidden.sizes or hidden.within is not None:
             what = f"workspace of {name_of(call.operator)}"
             bounds = None if hidden.within is None else (hidden.within.least, hidden.within.most)
             self.ledger.workspace((Entry(size, what, site) for size in hidden.sizes), bounds)
@@ -486,8 +504,8 @@ class _Traits:
     """The properties that decide how an operator is run. They share one lookup a call, which hashes it in Python."""
 
     __slots__ = (
-        "chooses", "composite_key", "hides_nothing", "indexes", "is_sent", "is_view", "parts", "reads_values",
-        "runs_on_real",
+        "chooses", "composite_key", "hides_nothing", "indexes", "is_sent", "is_view", "may_resize", "parts",
+        "reads_values", "runs_on_real",
     )  # fmt: skip
 
     def __init__(self, operator: Any) -> None:
@@ -496,6 +514,7 @@ class _Traits:
         self.composite_key = composite_key(operator)
         self.hides_nothing = hides_nothing(operator)
         self.indexes = packet in _INDEXES
+        self.may_resize = may_resize(operator)
         self.parts = PARTS.get(str(packet))
         self.is_view = operator.is_view or torch.Tag.inplace_view in tags or packet is aten.set_
         """Whether the operator returns a view or changes metadata."""
@@ -506,6 +525,18 @@ class _Traits:
 
 
 _traits_of = functools.cache(_Traits)
+
+
+def _forget_arguments(error: BaseException) -> None:
+    """Let go of the tensors that an error's traceback holds in Python frames that torch has in C++ on a GPU."""
+    waiting: list[BaseException | None] = [error]
+    seen = set[int]()
+    while waiting:
+        cause = waiting.pop()
+        if cause is not None and id(cause) not in seen:
+            seen.add(id(cause))
+            traceback.clear_frames(cause.__traceback__)
+            waiting += [cause.__cause__, cause.__context__]
 
 
 def _indexes_from_cpu(args: Any) -> bool:

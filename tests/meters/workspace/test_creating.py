@@ -126,3 +126,33 @@ def test_a_dirichlet_draw_divides_by_its_sums() -> None:
 def test_what_a_library_asks_for_at_run_time_is_not_known(operator: Any, args: tuple[Any, ...], library: str) -> None:
     with pytest.raises(NoRule, match=rf"^the workspace that {library} asks for in {operator}$"):
         hidden(operator, *args)
+
+
+# ---------------------------------------------------------------- numbers of a higher kind than the tensor
+INTEGERS = meta(1000, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("operator", "args", "taken"),
+    [
+        (aten.pow.Tensor_Scalar, (INTEGERS, 0.5), [4000]),
+        (aten.pow.Tensor_Scalar, (INTEGERS, 2), []),
+        (aten.pow.Tensor_Scalar, (meta(1000), 0.5), []),
+        (aten.pow.Tensor_Scalar, (meta(1000), 2j), [8000]),
+        (aten.clamp.default, (INTEGERS, 0.5, 10.5), [4000]),
+        (aten.clamp.default, (INTEGERS, None, 10.5), [4000]),
+        (aten.clamp.default, (INTEGERS, 1, 10), []),
+        (aten.clamp.default, (meta(1000, dtype=torch.float16), 0.5), []),
+        (aten.clamp.default, (meta(1000, dtype=torch.bool), 1), [8000]),
+        (aten.clamp_min.default, (INTEGERS, 0.5), [4000]),
+        (aten.clamp_max.default, (INTEGERS, 0.5), [4000]),
+        (aten.clamp_min.Tensor, (INTEGERS, meta(1000)), []),
+        (aten._foreach_pow.Scalar, ([INTEGERS, INTEGERS], 0.5), [4000]),
+        (aten._foreach_pow.ScalarList, ([INTEGERS, meta(2000)], [0.5, 0.5]), []),
+        (aten._foreach_clamp_min.Scalar, ([meta(10), INTEGERS], 0.5), [4000]),
+        (aten._foreach_maximum.Scalar, ([INTEGERS], 2), []),
+    ],
+    ids=str,
+)
+def test_a_tensor_is_cast_by_numbers_of_a_higher_kind(operator: Any, args: tuple[Any, ...], taken: list[int]) -> None:
+    assert hidden(operator, *args) == taken

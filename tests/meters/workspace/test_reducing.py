@@ -43,6 +43,12 @@ def test_a_reduction_hides_what_an_h200_shows(operator: Any, args: tuple[Any, ..
     assert sum(hidden(operator, *args)) == measured
 
 
+@pytest.mark.parametrize("operator", [aten.sum.IntList_out, aten.mean.out, aten.nansum.out])
+def test_a_sum_into_another_dtype_is_cast_first(operator: Any) -> None:
+    """Measured on an H200 for sum: 3,920,000 bytes."""
+    assert sum(hidden(operator, meta(700, 700), [0], out=meta(700, dtype=f64))) == 700 * 700 * 8
+
+
 # ---------------------------------------------------------------- what partial results are kept in
 @pytest.mark.parametrize(
     ("operator", "dtype", "bytes_each"),

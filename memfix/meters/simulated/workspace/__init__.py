@@ -20,6 +20,7 @@ import torch
 from ..gpus import GPU, H200
 from ..hide_dispatch_modes import python_keys_shown
 from ..tables import Table, table_of
+from .filling import filled, is_filling, may_resize, note_of
 from .rules import (
     FOREIGN_RULES,
     NO_KERNEL,
@@ -43,6 +44,8 @@ __all__ = [
     "Workspace",
     "hidden_buffers",
     "hides_nothing",
+    "is_filling",
+    "may_resize",
     "storage_bytes",
 ]
 
@@ -97,6 +100,11 @@ class Workspace:
         if operator not in self._doubts:
             self._doubts[operator] = None if hides_nothing(operator) else self._doubt(operator)
         doubt = self._doubts[operator]
+        filling = filled(call)
+        if filling.is_exact and not (sizes and filling.usual):
+            sizes = [*sizes, *([filling.usual] if filling.usual else [])]
+        elif doubt is None:  # beside what the rule says, or before that
+            return Hidden(sizes, note_of(call), Range(sum(sizes), sum(sizes), sum(sizes) + filling.most))
         if self._table is not None or doubt is None:
             return Hidden(sizes, doubt)
         within = self._with_other_multiprocessors(call, sum(sizes))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 
 from .memory_formats import contiguous_only
 from .rules import Call, copies_unless_contiguous, no_kernel, none_needed, rule, size_of, storage
 
-no_kernel("item _efficientzerotensor detach detach_ lift_fresh is_pinned set_ _reshape_alias _unsafe_view")
+no_kernel("is_set_to item _efficientzerotensor detach detach_ lift_fresh is_pinned set_ _reshape_alias _unsafe_view")
 none_needed(
     """fake_quantize_per_tensor_affine_cachemask fake_quantize_per_channel_affine_cachemask
     _fake_quantize_per_tensor_affine_cachemask_tensor_qparams channel_shuffle
@@ -26,7 +29,7 @@ none_needed(
     """__irshift__ __ilshift__ abs_ copysign_ floor_divide floor_divide_ gcd_ ge_ gt_ heaviside_ lcm_ le_ lt_ ne_ rsub
     xlogy_ gelu_ hardswish hardswish_ mish_ threshold_ elu_backward hardshrink_backward hardsigmoid_backward
     hardswish_backward hardtanh_backward leaky_relu leaky_relu_ leaky_relu_backward mish_backward softplus_backward
-    softshrink_backward is_set_to record_stream"""
+    softshrink_backward record_stream"""
 )
 
 
@@ -81,8 +84,28 @@ def _zeros_without_memory(call: Call) -> int:
 
 @rule("pow")
 def _power(call: Call) -> list[int]:
-    """A scalar base is first made a tensor, in the 64-bit dtype of Python's numbers."""
-    if not call.operator._overloadname.startswith("Scalar"):
+    """A scalar base is first made a tensor, in the 64-bit dtype of Python's numbers. With a scalar exponent the base
+    is first cast to the dtype of the result."""
+    overload = call.operator._overloadname
+    if overload.startswith("Tensor_Scalar"):
+        return cast_by_numbers(call["self"], call["exponent"])
+    if not overload.startswith("Scalar"):
         return []
     base = call["self"]
     return [] if base == 1 else [16 if isinstance(base, complex) else 8]
+
+
+@rule("clamp", "clamp_min", "clamp_max")
+def _clamp(call: Call) -> list[int]:
+    """Numbers of a higher kind than the tensor's dtype, such as floats for integers, make torch cast the tensor."""
+    bounds = [call[name] for name in ("min", "max") if call.has(name)]
+    if any(isinstance(bound, torch.Tensor) for bound in bounds):
+        return []  # the kernel casts as it reads
+    return cast_by_numbers(call["self"], *bounds)
+
+
+def cast_by_numbers(tensor: torch.Tensor, *numbers: Any) -> list[int]:
+    """The cast of a tensor to the dtype that it has together with numbers, where torch's code casts it by itself."""
+    given = [number for number in numbers if number is not None]
+    dtype = functools.reduce(torch.promote_types, (torch.result_type(tensor, number) for number in given), tensor.dtype)
+    return [] if dtype == tensor.dtype else [tensor.numel() * dtype.itemsize]

@@ -11,19 +11,22 @@ from collections.abc import Callable
 
 import torch
 
+from .creating import cast_by_numbers
 from .layout import is_dense
 from .moving import cross_device_copy_buffers
 from .reducing import extremum_buffers, norm_buffers
-from .rules import Call, NoRule, ceil_div, none_needed, rule
+from .rules import Call, NoRule, ceil_div, none_needed, rule, size_of
 
 none_needed(
     """_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_ _amp_foreach_non_finite_check_and_unscale_
     _amp_update_scale_ _foreach_clone _foreach_copy _foreach_zero_"""
 )
-_BOTH_WAYS = """abs acos add addcdiv addcmul asin atan ceil clamp_max clamp_min cos cosh div erf erfc exp expm1 floor
-    frac lerp lgamma log log10 log1p log2 maximum minimum mul neg pow reciprocal round rsqrt sigmoid sign sin sinh
+_BOTH_WAYS = """abs acos add addcdiv addcmul asin atan ceil cos cosh div erf erfc exp expm1 floor
+    frac lerp lgamma log log10 log1p log2 mul neg reciprocal round rsqrt sigmoid sign sin sinh
     sqrt sub tan tanh trunc"""
 none_needed(" ".join(f"_foreach_{name} _foreach_{name}_" for name in _BOTH_WAYS.split()))
+_CASTING = "clamp_max clamp_min maximum minimum pow".split()
+none_needed(" ".join(f"_foreach_{name}_" for name in _CASTING))
 
 _CHUNK = 65_536  # elements that one block reduces
 
@@ -33,6 +36,22 @@ def _abs(call: Call) -> list[int]:
     if any(tensor.is_complex() for tensor in call["self"]):
         raise NoRule(f"{call.operator} of complex numbers")
     return []
+
+
+@rule(*(f"_foreach_{name}" for name in _CASTING))
+def _by_numbers(call: Call) -> list[int]:
+    """Integers with a float go tensor by tensor, and each is first cast to the dtype of its result."""
+    overload = call.operator._overloadname
+    if not overload.startswith("Scalar") or overload == "ScalarAndTensor":
+        return []
+    tensors = call["self"]
+    numbers = next(call[name] for name in ("scalars", "scalar", "exponent") if call.has(name))
+    each = numbers if isinstance(numbers, (list, tuple)) else [numbers] * len(tensors)
+    of = {id(tensor): cast_by_numbers(tensor, number) for tensor, number in zip(tensors, each, strict=True)}
+    if not any(of.values()):
+        return []
+    results = [sum(of[id(tensor)]) or size_of(tensor) for tensor in tensors]
+    return _one_by_one(tensors, results, lambda tensor: of[id(tensor)])
 
 
 @rule("_foreach_copy_")

@@ -21,7 +21,7 @@ _VALUE_AND_INDEX = 16  # a value of up to eight bytes and an int64
 # ---------------------------------------------------------------- sums
 @rule("sum", "mean")
 def _sum(call: Call) -> list[int]:
-    return sum_buffers(call.gpu, call["self"], _dims_of(call), call["dtype"], keepdim=_keepdim_of(call))
+    return sum_buffers(call.gpu, call["self"], _dims_of(call), _dtype_of(call), keepdim=_keepdim_of(call))
 
 
 @rule("nansum")
@@ -29,13 +29,13 @@ def _nansum(call: Call) -> list[int]:
     tensor = call["self"]
     jitted = tensor.is_complex()  # run-time compiled kernels keep the partial sums of pieces in the result
     keepdim = _keepdim_of(call)
-    return sum_buffers(call.gpu, tensor, _dims_of(call), call["dtype"], keepdim=keepdim, jitted=jitted)
+    return sum_buffers(call.gpu, tensor, _dims_of(call), _dtype_of(call), keepdim=keepdim, jitted=jitted)
 
 
 @rule("prod")
 def _prod(call: Call) -> list[int]:
     keepdim = _keepdim_of(call)
-    return sum_buffers(call.gpu, call["self"], _dims_of(call), call["dtype"], keepdim=keepdim, jitted=True)
+    return sum_buffers(call.gpu, call["self"], _dims_of(call), _dtype_of(call), keepdim=keepdim, jitted=True)
 
 
 def sum_buffers(
@@ -139,6 +139,8 @@ def _moments(call: Call) -> list[int]:
     """The state is a running mean, a squared distance and two counts; complex parts are reduced one after the other."""
     tensor, dims, keepdim = call["self"], _dims_of(call), _keepdim_of(call)
     with_mean = call.operator.overloadpacket.__name__.endswith("_mean")
+    if call.has("out") and call["out"].dtype != tensor.dtype:
+        raise NoRule(f"{call.operator} of {tensor.dtype} into {call['out'].dtype}")
     if not tensor.is_complex():
         return _moment_buffers(call.gpu, tensor, dims, keepdim, with_mean)
     if tensor.dtype == torch.complex32:
@@ -256,6 +258,12 @@ def _dims_of(call: Call) -> list[int] | None:
     if type(given) is int:
         return [given]
     return list(given) if isinstance(given, (list, tuple)) and given else None
+
+
+def _dtype_of(call: Call) -> torch.dtype | None:
+    """The dtype in which to sum: the one that was asked for, else that of the tensor to write into."""
+    dtype: torch.dtype | None = call["dtype"]
+    return call["out"].dtype if dtype is None and call.has("out") else dtype
 
 
 def _keepdim_of(call: Call) -> bool:
