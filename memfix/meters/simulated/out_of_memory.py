@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
-import dis
+import ast
+import functools
+import linecache
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,52 +56,49 @@ def _frames_of_step() -> Iterator[FrameType]:
 
 
 def _caught_in(frame: FrameType) -> list[Any]:
-    """The classes that the ``except`` clauses around a frame's current instruction name, innermost first."""
-    parse: Any = getattr(dis, "_parse_exception_table", None)
-    if parse is None or not frame.f_code.co_exceptiontable:
-        return []
-    ranges = parse(frame.f_code)
-    instructions = {one.offset: number for number, one in enumerate(dis.get_instructions(frame.f_code))}
-    listed = [*dis.get_instructions(frame.f_code)]
+    """The classes that are caught around the line that a frame runs, innermost first."""
+    code = frame.f_code
+    around = [
+        node
+        for node in _statements_that_catch(code.co_filename)
+        if node.lineno >= code.co_firstlineno and _is_in(node.body, frame.f_lineno)
+    ]
     found: list[Any] = []
-    place, seen = frame.f_lasti, set[int]()
-    while place not in seen:
-        seen.add(place)
-        handlers = [one.target for one in ranges if one.start <= place < one.end]
-        if not handlers:
-            break
-        place = handlers[0]
-        found += _caught_by(frame, listed[instructions[place] :])
+    for node in reversed(around):
+        for kind in _kinds(node):
+            value = BaseException if kind is None else _value(kind, frame)
+            found += value if isinstance(value, tuple) else [value]
     return found
 
 
-def _caught_by(frame: FrameType, handler: list[dis.Instruction]) -> list[Any]:
-    """The classes that the clauses of one handler name; ``BaseException`` if it has a clause without any, and
-    ``Exception`` for ``contextlib.suppress``."""
-    found: list[Any] = []
-    named: list[Any] = []
-    resumes_at: int | None = None
-    for number, one in enumerate(handler):
-        if resumes_at is not None and one.offset < resumes_at:
-            continue
-        if one.opname == "CHECK_EXC_MATCH":
-            found += [kind for each in named for kind in (each if isinstance(each, tuple) else (each,))]
-            named = []
-            following = handler[number + 1]
-            resumes_at = following.argval if isinstance(following.argval, int) else None
-        elif one.opname.startswith("LOAD_ATTR") and named:
-            named[-1] = getattr(named[-1], str(one.argval), None)
-        elif one.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            named.append(frame.f_globals.get(one.argval, getattr(builtins, one.argval, None)))
-        elif one.opname.startswith(("LOAD_FAST", "LOAD_DEREF")):
-            named.append(frame.f_locals.get(str(one.argval)))
-        elif one.opname == "WITH_EXCEPT_START" and "suppress" in frame.f_code.co_names:
-            return [*found, Exception]
-        elif one.opname == "POP_TOP" and not named:
-            return [*found, BaseException]
-        elif one.opname not in _BEFORE_A_MATCH:
-            return found
-    return found
+@functools.lru_cache(64)
+def _statements_that_catch(file: str) -> tuple[ast.Try | ast.TryStar | ast.With, ...]:
+    """The ``try`` and ``with`` statements of a file, outer ones first; none where there is no source."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return ()
+    return tuple(node for node in ast.walk(tree) if isinstance(node, (ast.Try, ast.TryStar, ast.With)))
 
 
-_BEFORE_A_MATCH = frozenset("PUSH_EXC_INFO BUILD_TUPLE NOP CACHE EXTENDED_ARG PUSH_NULL NOT_TAKEN".split())
+def _is_in(body: list[ast.stmt], line: int) -> bool:
+    return body[0].lineno <= line <= (body[-1].end_lineno or 0)
+
+
+def _kinds(node: ast.Try | ast.TryStar | ast.With) -> Iterator[ast.expr | None]:
+    """The expressions that name what a statement catches; None if it catches everything."""
+    if not isinstance(node, ast.With):
+        yield from (handler.type for handler in node.handlers)
+        return
+    for item in node.items:
+        called = item.context_expr
+        if isinstance(called, ast.Call) and ast.unparse(called.func).split(".")[-1] == "suppress":
+            yield from called.args
+
+
+def _value(expression: ast.expr, frame: FrameType) -> Any:
+    compiled = compile(ast.Expression(expression), frame.f_code.co_filename, "eval")
+    try:
+        return eval(compiled, frame.f_globals, frame.f_locals)
+    except Exception:  # a name that is not there yet: then Python would raise another error
+        return None
