@@ -553,3 +553,12 @@ def test_a_composite_on_the_cpu_that_resizes_its_result_gives_its_shape() -> Non
 
     assert memfix.peak(build).peak_bytes == 4096 * 4 * 8
     assert {*shapes} == {(4096, 3)}
+
+
+def test_distinct_values_keep_the_memory_of_all_and_results_not_asked_for_keep_none() -> None:
+    def build(device: str) -> Any:
+        ids = torch.arange(1000, device=device) // 10
+        return lambda: torch.unique(ids)
+
+    reading = memfix.peak(build)
+    assert (reading.held_bytes, reading.at_least) == (8 * 1000, 8 * 1000)

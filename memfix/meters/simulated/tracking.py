@@ -312,7 +312,7 @@ class StorageTracker(TorchDispatchMode):
             if like.device.type == "cpu":
                 return value
             stride = (1, value.shape[0]) if func is aten.nonzero.default and value.dim() == 2 else value.stride()
-            if room is None or value.dim() != 1 or value.shape[0] == room:
+            if room is None or value.dim() != 1 or value.shape[0] in (0, room):  # results not asked for are empty
                 made = self._new(func, tuple(value.shape), stride, value.dtype, like)
             else:
                 whole = self._new(func, (room,), (1,), value.dtype, like)
