@@ -99,7 +99,7 @@ class SimulatedMeter:
         if not measured:
             raise _common_error(runs)
         reading = _bounded(measured[0], measured[1:])
-        if _one_sided(runs):
+        if _seen_one_way(runs):
             reading = _without_bounds(reading, ONE_OUTCOME)
         if _is_one_sided(measured):
             reading = _without_bounds(reading, ONE_SIDED)
@@ -136,19 +136,16 @@ class SimulatedMeter:
         Such a run gives the answers of one that reached these comparisons."""
         tried: set[tuple[Scenario, frozenset[Place]]] = set()
         while len(tried) < _MOST_TURNS:
-            places = _one_sided(runs)
-            ways = ((each, each.outcomes.turned | places.intersection(each.outcomes.seen)) for each in runs)
-            way = next(
-                (
-                    (by, turned)
-                    for by, turned in ways
-                    if turned > by.outcomes.turned and (by.scenario, turned) not in tried
-                ),
-                None,
-            )
-            if way is None:
+            places = _seen_one_way(runs)
+            ways = ((by, by.outcomes.turned | places.intersection(by.outcomes.seen)) for by in runs)
+            new = [
+                (by, turned)
+                for by, turned in ways
+                if turned > by.outcomes.turned and (by.scenario, turned) not in tried
+            ]
+            if not new:
                 return
-            by, turned = way
+            by, turned = new[0]
             tried.add((by.scenario, turned))
             runs.append(run(by.scenario, fewest=by.fewest, turned=turned))
 
@@ -255,9 +252,10 @@ class SimulatedMeter:
     def _is_same_under_others(self, tracker: StorageTracker, step: Step, reading: Reading) -> bool:
         """Whether further calls of the step take the same bytes under other numbers, or raise because of them, and
         every comparison of numbers came out both ways."""
+        from .assumptions import SCENARIOS
+
         answers = tracker.answers
-        tried: list[Scenario] = ["most", "least"]
-        for scenario in tried:
+        for scenario in SCENARIOS[1:]:
             answers.scenario = answers.of_numbers = scenario
             try:
                 other = self._reading(tracker, step)
@@ -392,7 +390,7 @@ def _refused(runs: list[_Run]) -> set[Scenario]:
     return {run.scenario for run in runs} - {run.scenario for run in _measured(runs)}
 
 
-def _one_sided(runs: list[_Run]) -> frozenset[Place]:
+def _seen_one_way(runs: list[_Run]) -> frozenset[Place]:
     """The places where unknown numbers decide, but had one outcome in all runs."""
     from .watched_numbers import Outcomes
 

@@ -34,7 +34,8 @@ def patches(tracker: StorageTracker) -> list[Patch]:
             return copied(tensor, memo)
         if id(tensor) not in memo:
             with torch.no_grad():
-                memo[id(tensor)] = (_copied_parameter if _is_parameter(tensor) else _copied)(tracker, tensor, memo)
+                is_parameter = isinstance(tensor, torch.nn.Parameter)
+                memo[id(tensor)] = _copied_parameter(tensor) if is_parameter else _copied(tracker, tensor, memo)
         return memo[id(tensor)]
 
     return [
@@ -48,11 +49,7 @@ def _address(storage: torch.UntypedStorage) -> int:
     return storage._cdata << _ADDRESS_SHIFT if storage.nbytes() else 0
 
 
-def _is_parameter(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, torch.nn.Parameter)
-
-
-def _copied_parameter(_: StorageTracker, tensor: FakeTensor, __: dict[Any, Any]) -> torch.Tensor:
+def _copied_parameter(tensor: FakeTensor) -> torch.Tensor:
     """What ``nn.Parameter.__deepcopy__`` returns, which a fake parameter does not inherit: a copy without gradient."""
     return torch.nn.Parameter(tensor.data.clone(memory_format=torch.preserve_format), tensor.requires_grad)
 

@@ -329,7 +329,7 @@ class StorageTracker(TorchDispatchMode):
         return made
 
     def _in_parts(self, func: Any, args: Any, kwargs: Any, parts: Callable[..., Any]) -> Any:
-        """Run an operator of another package as the parts that its kernel is made of."""
+        """Run an operator without a fake kernel as the parts that its CUDA kernel is made of."""
         doubt = f"{func}: its parts are taken from its source, and were not measured"
         self.note(doubt)
         if str(func.overloadpacket) not in UNBOUNDED:

@@ -1,9 +1,10 @@
 """Numbers that Python code gets for unknown values, which record the outcome of every comparison.
 
-A reading under assumed numbers is exact only if each comparison was seen to come out both ways, with the same bytes:
-no few numbers are on both sides of every limit in a step. So ``Tensor.item`` and ``Tensor.tolist`` return watched
-numbers, arithmetic with them gives watched numbers, and a further run turns round the outcomes that were only seen one
-way. ``float(tensor)``, ``int(number)``, text, numpy and the functions of ``math`` give plain numbers.
+A step is measured under a few assumed numbers, and these may all be on one side of a limit with which the step
+compares them. A reading is therefore exact only if every comparison was seen to come out both ways, with the same
+bytes. ``Tensor.item`` and ``Tensor.tolist`` return watched numbers, arithmetic with them gives watched numbers, and
+outcomes that were only seen one way are reversed in a further run. ``float(tensor)``, ``int(number)``, text, numpy and
+most functions of ``math`` give plain numbers.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Outcomes:
         self._num_turned: Counter[Place] = Counter()
 
     def decided(self, place: Place, outcome: bool) -> bool:
+        """Record an outcome, reversed if the place is in ``turned``, and return it."""
         if place in self.turned and self._num_turned[place] < _MOST_TURNED:
             self._num_turned[place] += 1
             outcome = not outcome
